@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import lzma
-import math
 import os
 import tokenize
 import zipfile
@@ -22,6 +21,7 @@ from trt_engine.atomic_io import failed_download, open_regular
 from trt_engine.errors import FeedError
 from trt_engine.format import library_reason
 from trt_engine.limits import ARRAY_SIZE
+from trt_engine.units import count_elements
 
 Array = npt.NDArray[Any]
 
@@ -53,7 +53,7 @@ class ArrayHeader:
 
     @property
     def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
+        return count_elements(self.shape) * self.dtype.itemsize
 
 
 def npz_bytes(arrays: Mapping[str, Array]) -> bytes:

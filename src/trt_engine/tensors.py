@@ -5,7 +5,6 @@ Light on purpose: arrays of any library pass through by their `shape` and `dtype
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, Literal
 
 from trt_engine.display import RichDisplay
 from trt_engine.errors import FeedError, UsageError
+from trt_engine.units import count_elements
 
 Shape = tuple[int, ...]
 """Sizes of the dimensions; -1 is a dynamic one."""
@@ -39,7 +39,7 @@ class Dtype:
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of a packed tensor of this shape (4-bit types pack two elements to a byte)."""
-        return (math.prod(shape) * self.bits + 7) // 8
+        return (count_elements(shape) * self.bits + 7) // 8
 
     def to_scalar(self, value: bool | float | str) -> Choice:
         """The value as a Python scalar of this type, numbers rounded to whole ones where it has no others; None where the

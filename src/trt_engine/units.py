@@ -1,12 +1,14 @@
-"""Parsers of sizes and durations: `32GiB`, `200ms`."""
+"""Parsers of sizes and durations: `32GiB`, `200ms`; the number of elements of a shape."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 from trt_engine.errors import UsageError
 
+_MOST_ELEMENTS = 1 << 63
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*", re.IGNORECASE | re.ASCII)
 _UNITS = {  # base 2, as trtexec's single letters are; MB spelled out is read the same way (docs/size.md)
     "": 1 << 20,
@@ -58,3 +60,16 @@ def parse_milliseconds(text: str | float) -> float:
     """Milliseconds of `50`, `50ms`, `0.2s`; a bare number is milliseconds."""
     found = parse_duration(text)
     return found * 1e3 if isinstance(text, str) and text.strip()[-1].isalpha() else found
+
+
+def count_elements(shape: Sequence[int]) -> int:
+    """Elements of a tensor of this shape. 2^63 stands for all larger numbers: a file may state any sizes, and their product
+    takes as long to compute and to print as there are sizes."""
+    if len(shape) <= 8:
+        return min(math.prod(shape), _MOST_ELEMENTS)
+    total = 1
+    for size in shape:
+        total *= size
+        if not -_MOST_ELEMENTS < total < _MOST_ELEMENTS:
+            return 0 if 0 in shape else _MOST_ELEMENTS
+    return total

@@ -293,6 +293,19 @@ def test_constants_of_any_domain_that_may_be_large_are_refused(
     assert limits.CONSTANT_SIZE.variable in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("count", [30, 8000, 100_000])
+def test_any_number_of_sizes_of_any_size_is_refused_in_a_sentence(tmp_path: Path, count: int) -> None:
+    sizes = [1 << 62] * count
+    shaped = summed([node("ConstantOfShape", ["n"], ["giant"])], [ints("n", *sizes)])
+    drawn = summed([node("RandomNormal", [], ["giant"], shape=sizes)], [])
+    sparse = model([node("Relu", ["x"], ["y"])], [value("x", [1])], [value("y", None)])
+    sparse.graph.sparse_initializer.add(dims=sizes).values.CopyFrom(ones("s", 1))
+    for proto in (drawn, sparse) if count > 8192 else (shaped, drawn, sparse):
+        with pytest.raises(ModelError) as caught:
+            open_model(models.save(proto, tmp_path))
+        assert len(str(caught.value)) < 1000
+
+
 def test_a_limit_that_is_raised_lets_the_file_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = models.save(_constant_of_shape(), tmp_path)
     monkeypatch.setenv(limits.CONSTANT_SIZE.variable, "8GiB")

@@ -119,3 +119,27 @@ def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loade
         capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "7\nclosed\n"), done.stderr
+
+
+IN_A_CHILD = """
+engine = te.load(sys.argv[1], **settings)
+engine.infer_async(x).result()
+child = os.fork()
+if child == 0:
+    try:
+        code = 0 if (engine.infer_async(x).result(100)["y"] == 2).all() else 1
+    except te.TrtEngineError as error:
+        code = 2 if "forked from" in error.message else 3
+    os._exit(code)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
+@pytest.mark.parametrize(("kind", "code"), [("pool", 0), ("batched", 2)])
+def test_a_future_in_a_child_that_was_forked_is_answered_or_refused(engine: Path, kind: str, code: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", "import os\n" + PROGRAM + IN_A_CHILD, str(engine), kind],
+        capture_output=True, text=True, timeout=HANG_S, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, f"{code}\n"), done.stderr

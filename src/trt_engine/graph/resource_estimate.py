@@ -7,7 +7,6 @@ model runs at its declared shapes. Shapes chosen by the caller are not checked h
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -23,6 +22,7 @@ from trt_engine.graph.structure_check import InvalidModel
 from trt_engine.limits import CONSTANT_SIZE, CONSTANT_WORK, RUN_SIZE
 from trt_engine.model import GraphIndex
 from trt_engine.tensors import Shape, dtype
+from trt_engine.units import count_elements
 
 _PER_STORED, _PER_FED, _WORK_PER_STORED = 64, 64, 100
 """Extra bytes allowed per stored byte and per input byte: an INT8 embedding is dequantised to FP32, an image grows to a
@@ -152,7 +152,7 @@ def _max_constant_nbytes(step: TracedNode, fact: TensorInfo, sums: _Totals) -> i
         rank = len(step.inputs[0].shape or ()) if step.inputs and step.inputs[0] is not None else 1
         return 8 * max(rank, 1) * max(inputs, default=0)
     if step.node.op_type == "Where":
-        return 8 * math.prod(inputs)
+        return 8 * count_elements(inputs)
     if step.node.op_type not in _NOT_LARGER or walk.domain_of(step.node) not in ("", "com.microsoft"):
         sums.unknown = sums.unknown or walk.label(step.node)
     return sum(inputs) * 8
@@ -166,7 +166,7 @@ def _multiplications(step: TracedNode) -> int:
     shapes = [item.shape for item in step.inputs if item is not None and item.is_static and item.shape]
     if step.node.op_type in ("Conv", "ConvTranspose"):
         kernel = shapes[1] if len(shapes) > 1 else (1,)
-        return made * math.prod(kernel[1:])
+        return made * count_elements(kernel[1:])
     return made * (shapes[0][-1] if shapes else 1)
 
 
@@ -178,7 +178,7 @@ def _einsum_multiplications(step: TracedNode) -> int:
         shape = item.shape if item is not None and item.shape is not None else ()
         for letter, size in zip(term, shape, strict=False):
             sizes[letter] = max(sizes.get(letter, 1), size)
-    return math.prod(sizes.values())
+    return count_elements([*sizes.values()])
 
 
 # ------------------------------------------------------------------------------------------------ one run
@@ -243,4 +243,4 @@ def _packed_nbytes(elem: int, shape: Shape) -> int:
     try:
         return int(dtype(elem).nbytes(shape))
     except UsageError:  # unknown type: rejected elsewhere
-        return 4 * math.prod(shape)
+        return 4 * count_elements(shape)

@@ -4,7 +4,6 @@ arithmetic evaluated, and If, Loop and Scan followed into their bodies."""
 from __future__ import annotations
 
 import logging
-import math
 from collections import ChainMap
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import inline_functions
 from trt_engine.graph.shape_eval import FOLDABLE_OPS, MAX_ELEMENTS, fold_node
 from trt_engine.tensors import Shape
+from trt_engine.units import count_elements
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class TensorInfo(NamedTuple):
     @property
     def num_elements(self) -> int:
         """Number of elements; 0 if a size is unknown."""
-        return math.prod(self.shape) if self.shape is not None and self.is_static else 0
+        return count_elements(self.shape) if self.shape is not None and self.is_static else 0
 
 
 _UNKNOWN = TensorInfo()
@@ -372,7 +372,7 @@ def _inference_key(node: NodeProto, domain: str, inputs: Sequence[TensorInfo | N
 def _constant(tensor: TensorProto) -> TensorInfo:
     shape = tuple(tensor.dims)
     value = None
-    if tensor.data_location != TensorProto.EXTERNAL and math.prod(shape) <= MAX_ELEMENTS:
+    if tensor.data_location != TensorProto.EXTERNAL and count_elements(shape) <= MAX_ELEMENTS:
         try:
             kind = _PLAIN.get(tensor.data_type)
             if kind is not None and tensor.HasField("raw_data"):

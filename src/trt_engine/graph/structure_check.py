@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 
@@ -14,6 +13,7 @@ from trt_engine.graph import walk
 from trt_engine.limits import FUNCTION_NODES, MODEL_INPUTS, MODEL_NODES
 from trt_engine.model import GraphIndex, NodeLocation
 from trt_engine.tensors import dtype, format_shape
+from trt_engine.units import count_elements
 
 _EXPANDED = 10
 """Nodes allowed per node of the file when local functions are inlined, beyond the limit."""
@@ -88,6 +88,8 @@ def check_structure(graph: GraphIndex) -> None:
                 )
     for tensor in graph.tensors:
         _check_tensor(tensor)
+    for sparse in (item for body in graph.graphs for item in body.sparse_initializer):
+        _checked_dims(sparse.values.name, sparse.dims)
     for place in graph.nodes:
         if place.node.attribute:
             _check_attributes(place, graph.functions)
@@ -124,12 +126,18 @@ _FIELDS: dict[int, str] = {
 """Data field by type for data that is not raw; all others use `int32_data`."""
 
 
-def _check_tensor(tensor: TensorProto) -> None:
-    """`InvalidModel` unless the stored data matches the tensor's shape and type."""
-    dims = tuple(tensor.dims)
+def _checked_dims(name: str, stated: Sequence[int]) -> tuple[int, ...]:
+    """The sizes of a stored tensor; `InvalidModel` for too many or negative ones."""
+    dims = tuple(stated)
     if len(dims) > _MAX_DIMENSIONS or any(size < 0 for size in dims):
         what = f"{len(dims)} dimensions" if len(dims) > _MAX_DIMENSIONS else "a negative size"
-        raise InvalidModel(f"has a tensor `{tensor.name}` with {what}", hint=_DAMAGED_HINT)
+        raise InvalidModel(f"has a tensor `{name}` with {what}", hint=_DAMAGED_HINT)
+    return dims
+
+
+def _check_tensor(tensor: TensorProto) -> None:
+    """`InvalidModel` unless the stored data matches the tensor's shape and type."""
+    dims = _checked_dims(tensor.name, tensor.dims)
     if tensor.HasField("segment"):
         raise InvalidModel(
             f"has only a segment of the tensor `{tensor.name}`, expected all of it", hint="export it again"
@@ -143,11 +151,12 @@ def _check_tensor(tensor: TensorProto) -> None:
         ) from error
     if tensor.data_location == TensorProto.EXTERNAL:
         return
-    elements = math.prod(dims)
-    if kind.name != "string" and (tensor.HasField("raw_data") or not elements):
+    elements = count_elements(dims)
+    stored = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data")))
+    if kind.name != "string" and (tensor.HasField("raw_data") or not (elements or stored)):
         found, needed, unit = len(tensor.raw_data), kind.nbytes(dims), "bytes"
     else:
-        found, unit = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))), "elements"
+        found, unit = stored, "elements"
         needed = elements * 2 if kind.name.startswith("complex") else elements
         if kind.bits < 8 and kind.name != "string":
             needed = -(-elements * kind.bits // 8)
@@ -194,15 +203,17 @@ def _check_attributes(place: NodeLocation, functions: frozenset[tuple[str, str]]
                     f"and has a value of another type (`{name}`)",
                     hint=_DAMAGED_HINT,
                 )
+        if kind == AttributeProto.SPARSE_TENSOR:
+            _checked_dims(item.name, item.sparse_tensor.dims)
         if known.get(item.name, kind) != kind:
             raise InvalidModel(
                 f"has the attribute `{item.name}` of node `{walk.label(node)}` as {_type_name(kind)}, and the operator "
                 f"`{node.op_type}` (opset {key[2]}) takes {_type_name(known[item.name])}",
                 hint="export the model again",
             )
-        if node.op_type == "ConstantOfShape" and item.HasField("t") and math.prod(item.t.dims) != 1:
+        if node.op_type == "ConstantOfShape" and item.HasField("t") and count_elements(item.t.dims) != 1:
             raise InvalidModel(
-                f"fills a tensor with {math.prod(item.t.dims)} values (node `{walk.label(node)}`), expected one",
+                f"fills a tensor with {count_elements(item.t.dims)} values (node `{walk.label(node)}`), expected one",
                 hint="export the model again",
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -91,6 +92,7 @@ class InferenceEngine(RichDisplay):
         self._counter = RequestCounter()
         self._begin_count, self._end_count = self._counter.begin, self._counter.end
         self._thread_pool: ThreadPoolExecutor | None = None
+        self._pool_process = 0
         self._queued_futures: set[Future[Any]] = set()
         self._thread_prefix = f"infer-{id(self):x}"
         self._lock = threading.Lock()
@@ -207,7 +209,8 @@ class InferenceEngine(RichDisplay):
         with self._lock:
             if self._closing:
                 raise _closed_error()
-            if self._thread_pool is None:
+            if self._thread_pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
+                self._pool_process = os.getpid()
                 workers = self.runner.width if self._batcher is None else self._batcher.batching.max_batch or 1
                 self._thread_pool = ThreadPoolExecutor(workers, self._thread_prefix)
             future: Future[Any] = Future()
