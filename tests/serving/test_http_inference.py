@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
 import socket
 import ssl
@@ -167,12 +168,25 @@ def test_bodies_that_do_not_come_take_no_place_of_other_requests(
     with ExitStack() as opened:
         for more in ((), ("Content-Encoding: gzip",)):  # without ASGI, and by it
             for _ in range(10):
-                opened.enter_context(connect(server)).sendall(head_of(200 << 20, *more) + b"1234")
+                opened.enter_context(connect(server)).sendall(head_of(10 << 20, *more) + b"1234")
         until(lambda: bytes_held(server) == 80, "all have begun")
         assert fetch(server, INFER, BODY)[0] == 200
         with connect(server) as other:
             other.sendall(head_of(len(BODY)) + BODY)
             assert read(other)[0] == 200
+
+
+def test_a_body_larger_than_the_inputs_of_the_model_is_refused_before_it_comes(server: Server) -> None:
+    most = (16 << 20) + 8 * 16  # JSON, and the tensors of the largest batch
+    for length in (200 << 20, most + 1):
+        with connect(server) as connection:
+            connection.sendall(head_of(length))
+            found, body = read(connection)
+            assert found == 413 and f"{most} are allowed" in json.loads(body)["error"]
+    bomb = gzip.compress(bytes(20 << 20))
+    with connect(server) as connection:
+        connection.sendall(head_of(len(bomb), "Content-Encoding: gzip") + bomb)
+        assert read(connection)[0] == 413
 
 
 @pytest.mark.parametrize("more", [(), ("Content-Encoding: identity", "Expect: 100-continue")], ids=["direct", "asgi"])

@@ -180,6 +180,8 @@ class HttpApp:
             return None
         if length is None or encoding or length > self._config.max_request:
             return None
+        if length > _SMALL and length > self._max_body(self._inference_routes[path]):
+            return None
         return InferenceBody(path, headers, length, header)
 
     def receive(self, body: InferenceBody, nbytes: int) -> bool:
@@ -214,9 +216,9 @@ class HttpApp:
 
     async def _infer(self, route: Route, headers: Headers, receive: Receive, send: Send) -> None:
         length, header, encoding = _body_headers(headers)
-        admission, received = self._service.admission, 0
+        admission, received, most = self._service.admission, 0, self._max_body(route)
         if length is not None:
-            self._check_length(length)
+            self._check_length(length, most)
 
         async def counted() -> dict[str, Any]:
             nonlocal received
@@ -229,13 +231,13 @@ class HttpApp:
             received += nbytes
             return event
 
-        begun, reserved = not admission.closed, self._config.max_request if encoding else 0
+        begun, reserved = not admission.closed, most if encoding else 0
         try:
-            body = await _receive_body(counted, length, header or 0, self._config.max_request)
+            body = await _receive_body(counted, length, header or 0, most)
             admission.enter(reserved, begun=begun)
             try:
                 if encoding:
-                    body = await asyncio.to_thread(_decompress, encoding, body, self._config.max_request)
+                    body = await asyncio.to_thread(_decompress, encoding, body, most)
                 status, more, parts = await self._run_inference(route, headers, body, header)
             finally:
                 admission.leave(reserved)
@@ -290,13 +292,16 @@ class HttpApp:
             return await asyncio.to_thread(decode_infer, self._service, served, body, header)
         return decode_infer(self._service, served, body, header)
 
-    def _check_length(self, length: int) -> None:
-        if length > self._config.max_request:
-            raise _HttpError(
-                413,
-                f"the request has {length} bytes, {self._config.max_request} are allowed",
-                [(b"connection", b"close")],
-            )
+    def _check_length(self, length: int, most: int) -> None:
+        if length > most:
+            raise _HttpError(413, f"the request has {length} bytes, {most} are allowed", [(b"connection", b"close")])
+
+    def _max_body(self, route: Route) -> int:
+        """Bytes that an inference may have: `max_request`, and no more than JSON and the model's largest inputs."""
+        served = self._service.repository.find(route.model, route.version) if route.name == "infer" else None
+        if served is None or served.max_nbytes is None:
+            return self._config.max_request
+        return min(self._config.max_request, served.max_nbytes + self._config.max_json)
 
     # -------------------------------------------------------------------------------------------- other routes
 

@@ -38,15 +38,15 @@ _MAX_HEAD, _MAX_HEADS = 4096, 256
 """Bytes and number of the JSON parts of binary requests that are kept decoded, for each version."""
 
 
-class _Input(msgspec.Struct):
+class _Input(msgspec.Struct, gc=False):  # half a million of them fit into a request
     name: str
-    shape: list[Size]
+    shape: tuple[Size, ...]
     datatype: str
     parameters: dict[str, Scalar] | None = None
     data: msgspec.Raw = msgspec.Raw()
 
 
-class _Output(msgspec.Struct):
+class _Output(msgspec.Struct, gc=False):
     name: str
     parameters: dict[str, Scalar] | None = None
 
@@ -97,7 +97,7 @@ def decode_infer(service: Service, served: ServedVersion, body: memoryview, head
         binary = bool(parsed.parameters.get("binary_data_output"))
     position = length
     for item in parsed.inputs:
-        parameters, shape = item.parameters or {}, tuple(item.shape)
+        parameters, shape = item.parameters or {}, item.shape
         check_input(served, item.name, item.datatype, shape, request.feeds)
         size = parameters.get("binary_data_size")
         if (part := region_of(parameters)) is not None:
@@ -133,7 +133,7 @@ def _remember_head(served: ServedVersion, raw: bytes, parsed: _Request, request:
     """Keep the JSON of a request for the next one with the same, where every tensor follows it."""
     sizes = [(item.parameters or {}).get("binary_data_size") for item in parsed.inputs]
     inputs = [
-        (item.name, item.datatype, tuple(item.shape), size)
+        (item.name, item.datatype, item.shape, size)
         for item, size in zip(parsed.inputs, sizes, strict=True)
         if isinstance(size, int) and region_of(item.parameters or {}) is None
     ]

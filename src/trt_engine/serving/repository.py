@@ -117,12 +117,19 @@ class Repository:
 
     # -------------------------------------------------------------------------------------------- requests
 
+    def find(self, name: str, version: str) -> ServedVersion | None:
+        """The version that would answer a request; None where none would."""
+        model = self.models.get(name)
+        if model is None:
+            return None
+        return model.versions.get(version) if version else model.newest
+
     def acquire(self, name: str, version: str) -> ServedVersion:
         """The version to answer a request, counted in until `leave`. Raises `UnknownModel`, or `SetupError` not ready."""
         model = self.models.get(name)
         if model is None:
             raise UnknownModel(f"unknown model `{name[:80]}`", hint=suggest(name[:80], [*self.models]))
-        served = model.versions.get(version) if version else model.newest
+        served = self.find(name, version)
         if served is None:
             if version and version not in model.states:
                 raise unknown_version(model, version)

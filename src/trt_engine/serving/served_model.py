@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -26,7 +27,7 @@ from trt_engine.serving.bundle_runner import bundle_digest, join_facts, load_bun
 from trt_engine.serving.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
 from trt_engine.serving.model_config import PLATFORMS, ModelSettings, check_engine, describe_config, warmup_samples
 from trt_engine.serving.statistics import Timing, VersionStatistics
-from trt_engine.serving.wire_tensors import check_sizes, protocol_dtype
+from trt_engine.serving.wire_tensors import NUMPY_DTYPES, check_sizes, protocol_dtype
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
 from trt_engine.vision.spec import Vision, vision_of
@@ -154,6 +155,8 @@ class ServedVersion:
         """Spec and protocol dtype by name."""
         self.has_text = any(datatype == "BYTES" for _, datatype in self.inputs.values())
         """Whether an input is decoded string by string."""
+        self.max_nbytes = self._find_max_nbytes()
+        """Bytes of the largest inputs together; None where they have no limit."""
         self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
         self.truth = truth or _find_truth(runner.engine, runner.runtime_info)
         self.header = self.truth.header().encode()
@@ -197,6 +200,16 @@ class ServedVersion:
     @property
     def _profiles(self) -> Sequence[Profile]:
         return self.queue.profiles if isinstance(self.queue, Batcher) else self.runner.profiles
+
+    def _find_max_nbytes(self) -> int | None:
+        total = 0
+        for name, (spec, datatype) in self.inputs.items():
+            spans = [profile.ranges[name].max for profile in self._profiles if name in profile.ranges]
+            largest = spans or ([] if spec.dynamic else [spec.shape])
+            if not largest or datatype == "BYTES":
+                return None
+            total += max(map(math.prod, largest)) * NUMPY_DTYPES[datatype].itemsize
+        return total
 
     def check_shape(self, name: str, shape: Shape) -> None:
         """`FeedError` or `ProfileError` unless a profile takes an input of this shape; before its sizes are used."""
