@@ -249,6 +249,16 @@ EOF
         ("requirements.txt", ("tensorrt" + ">=1," * 4_000 + "\n" + " " * 19_000 + "\n") * 25),
         pytest.param("CMakeLists.txt", ("nvinfer_10 nvparsers " * 500 + "\n") * 80, marks=pytest.mark.slow),
         ("a.py", "import tensorrt as trt\nx = " + "-" * 5_000 + "trt.BuilderFlag.FP16\n"),
+        (
+            "b.py",
+            "# trtexec\nx = y = 'a'\n"
+            + "".join(
+                f"{a} = {b}[0] if c else f'{{{b}}} --fp16 {{{a}}}' + {a}[{b}]\n{a}.append({b})\n"
+                for a in "xyzuvw"
+                for b in "xyzuvw"
+            )
+            + "run(['trtexec', x, *y, *z[u]])\n",
+        ),
         ("config.pbtxt", 'name : "tensorrt" ' + ('key: "precision_mode" value: ' * 500 + "\n") * 50),
         ("long.sh", "trtexec --fp16 " * 50_000),
         ("a.yml", "run: >\n" + "  trtexec --fp16\n" * 2_000),

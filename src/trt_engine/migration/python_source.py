@@ -39,6 +39,7 @@ _SAID = frozenset("help description epilog usage prog msg message reason match".
 _BOXES = frozenset(
     "list List Sequence Iterable Iterator tuple Tuple set Set dict Dict Mapping deque Collection".split()
 )
+_INSTALLS = re.compile(r"install|yolo|export\.py")
 _SWITCHED = frozenset(
     "trt_fp16_enable trt_bf16_enable trt_int8_enable "
     "trt_int8_use_native_calibration_table trt_layer_norm_fp32_fallback".split()
@@ -63,6 +64,7 @@ def scan_python(source: Source, rules: RuleSet) -> list[Hit]:
     scan.visit(tree)  # learns what attributes of `self` hold
     scan.hits.clear()
     scan.commands.clear()
+    scan.expanded.clear()
     scan.visit(tree)
     return list(scan.hits.values())
 
@@ -124,6 +126,7 @@ class _Scan(ast.NodeVisitor):
         self.handled: set[ast.AST] = set()
         self.commands: set[ast.AST] = set()
         """Expressions that are part of a command that was read."""
+        self.expanded: set[tuple[int, ...]] = set()
         self.own_methods = {
             item.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for item in node.body
             if isinstance(item, ast.FunctionDef)
@@ -544,8 +547,10 @@ class _Scan(ast.NodeVisitor):
         for key, value in zip(node.keys, node.values, strict=True):
             name = key.value if isinstance(key, ast.Constant) else None
             off = isinstance(value, ast.Constant) and str(value.value) in ("False", "0", "false")
-            removed = re.search("cublas|cudnn", _text_of(value), re.IGNORECASE)
-            if key is not None and ((name in _SWITCHED and off) or (name == "trt_tactic_sources" and not removed)):
+            if key is not None and (
+                (name in _SWITCHED and off)
+                or (name == "trt_tactic_sources" and not _names_removed(self.values.texts(value)))
+            ):
                 self.handled.add(key)
             low = {"half", "float16", "bfloat16", "int8"} & set(_names(value))
             if name == "enabled_precisions" and low and "torch_tensorrt" in self.source.text:
@@ -600,6 +605,13 @@ class _Scan(ast.NodeVisitor):
         """What the rules find in the command line that an expression gives; `loose` also in options alone."""
         if node in self.handled or node in self.commands or not self.has_commands:
             return
+        if not self.calls_tool and not any(_INSTALLS.search(str(getattr(one, "value", ""))) for one in ast.walk(node)):
+            return
+        if isinstance(node, ast.Name | ast.Attribute):
+            held = (loose, *map(id, self.values.of(node)))
+            if held in self.expanded:
+                return
+            self.expanded.add(held)
         pieces = list(itertools.islice(self.values.pieces(node), 2000))
         text = "".join(part for part, _ in pieces)
         if "install" in text and "tensorrt" in text:
@@ -669,6 +681,10 @@ def _joined(owner: str, name: str) -> str:
     return ".".join(filter(None, (owner, name))).removeprefix("tensorrt.")
 
 
+def _names_removed(texts: list[str]) -> bool:
+    return any(re.search("cublas|cudnn", text, re.IGNORECASE) for text in texts)
+
+
 def _root(node: ast.expr) -> str | None:
     """The name that a chain of attributes begins with."""
     while isinstance(node, ast.Attribute):
@@ -704,15 +720,3 @@ def _literal_mask(node: ast.expr) -> int:
         case ast.BinOp(ast.Constant(int(left)), ast.LShift(), ast.Constant(int(right))) if right < 64:
             return left << right
     return 0
-
-
-def _text_of(node: ast.expr) -> str:
-    """The text of a string; what is filled in later is `{}`."""
-    match node:
-        case ast.Constant(str(text)):
-            return text
-        case ast.JoinedStr(values):
-            return "".join(_text_of(value) for value in values)
-        case ast.BinOp(left, ast.Add(), right):
-            return _text_of(left) + _text_of(right)
-    return "{}"

@@ -8,8 +8,8 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_MOST, _DEPTH, _STEPS = 24, 6, 3000
-"""Values of one expression that are looked at, names that are followed one after the other, and steps of one question."""
+_MOST, _DEPTH, _STEPS = 24, 6, 100_000
+"""Values of one expression that are looked at, names that are followed one after the other, and steps in one file."""
 _NONE: frozenset[str] = frozenset()
 _SAME = frozenset(
     "str Path PurePath fspath which expanduser expandvars realpath abspath quote resolve as_posix".split()
@@ -39,6 +39,7 @@ class Values:
         self.scopes: dict[ast.AST, tuple[int, ...]] = {}
         """The functions a name is used in, the inner one first, and the file (0)."""
         self._steps = 0
+        self._known: dict[object, list[str]] = {}
         self._walk(tree, (0,), None, owner=False)
 
     def _walk(self, node: ast.AST, scope: tuple[int, ...], function: str | None, *, owner: bool) -> None:
@@ -120,8 +121,14 @@ class Values:
 
     def texts(self, node: ast.expr, seen: frozenset[str] = _NONE) -> list[str]:
         """The texts that an expression may be; `{}` for what is not known."""
-        self._steps = self._steps + 1 if seen else 0
-        return list(dict.fromkeys(self._texts(node, seen)))[:_MOST] if self._steps < _STEPS else ["{}"]
+        self._steps += 1
+        key = (
+            (self.scopes.get(node), ast.dump(node)) if not seen and isinstance(node, ast.Name | ast.Attribute) else None
+        )
+        if key not in self._known or key is None:
+            found = self._texts(node, seen) if self._steps < _STEPS else ["{}"]
+            self._known[key] = list(dict.fromkeys(itertools.islice(found, 20 * _MOST)))[:_MOST]
+        return self._known[key]
 
     def _texts(self, node: ast.expr, seen: frozenset[str]) -> Iterable[str]:
         def both(left: ast.expr, right: ast.expr, sign: str = "") -> Iterator[str]:
@@ -184,18 +191,20 @@ class Values:
 
     def _items(self, node: ast.expr, names: int = 3, *, keys: bool = True) -> Iterator[ast.expr]:
         """The items of a list and the values of a dictionary, also its `keys`, by whatever name."""
+        self._steps += 1
+        names = names if self._steps < _STEPS else 0
         match node:
             case ast.List(items) | ast.Tuple(items) | ast.Set(items):
                 yield from items
             case ast.Dict(names_of, values):
                 yield from (item for item in (*(names_of if keys else ()), *values) if item is not None)
-            case ast.Subscript(value):
-                for one in self._items(value, names, keys=False):
-                    yield from [*self._items(one, names, keys=keys)] or [one]
+            case ast.Subscript(value) if names:
+                for one in self._items(value, names - 1, keys=False):
+                    yield from [*self._items(one, names - 1, keys=keys)] or [one]
             case ast.Call(ast.Name("dict"), _, keywords):
                 yield from (item.value for item in keywords)
-            case ast.Call(ast.Attribute(owner), _) | ast.Call(_, [owner]):
-                yield from self._items(owner, names, keys=keys)
+            case ast.Call(ast.Attribute(owner), _) | ast.Call(_, [owner]) if names:
+                yield from self._items(owner, names - 1, keys=keys)
             case ast.Name() | ast.Attribute() if names:
                 for value in self.of(node):
                     yield from self._items(value, names - 1, keys=keys)
@@ -205,7 +214,7 @@ class Values:
     def pieces(self, node: ast.expr, seen: frozenset[str] = _NONE, *, within: bool = False) -> Iterator[Piece]:
         """The command that a list or a text gives, in order: each piece with the expression it is written in; every choice
         one after the other, a blank between the items of a list. `within` a text, nothing separates them."""
-        self._steps = self._steps + 1 if seen else 0
+        self._steps += 1
         if self._steps > _STEPS:
             return
         match node:

@@ -64,14 +64,14 @@ def asked_precision(call: ast.Call, text: str) -> ast.keyword | None:
     for key in ("half", "int8"):
         if _format(given.get("format")) in ("engine", "tensorrt") and _is_set(given.get(key)):
             return given[key]
-    for key in ("fp16_mode", "int8_mode"):
+    for key in [name for name in ("fp16_mode", "int8_mode") if _is_set(given.get(name))]:
         near = (
             name in ("torch2trt", "TRTModule")
             or "import torch2trt as" in text
             or re.search(rf"^\s*from [\w.]*(?:tensorrt|trt)\b[\w.]* import [^\n]*\b{name}\b", text, re.MULTILINE)
             or (name == "dict" and re.search(r"[\"']tensorrt|tensorrt_config", text))
         )
-        if near and _is_set(given.get(key)):
+        if near:
             return given[key]
     if "holoscan" in text and _format(given.get("backend")) == "trt" and _is_set(given.get("enable_fp16")):
         return given["enable_fp16"]

@@ -110,7 +110,7 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
     _rule(
         "file_not_found",
         r"Input file cannot be found, or is not a regular file|Error opening engine file|Could not open (?:file|input) "
-        r"|[Ff]ailed to open (?:file|engine|model)|Error reading engine file",
+        r"|[Ff]ailed to open (?:the )?(?:file|engine|model|weights|external|calibration)|Error reading engine file",
         "check the path, which is one of the folder that the program runs in: give the whole path",
     ),
     _rule(
@@ -129,7 +129,8 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         r"|The engine was built with static shapes for input tensor"
         r"|Cannot find input tensor with name (?:(?!Cannot find).)* in the network inputs"
         r"|Invalid tensor names found in --shapes"
-        r"|values for profile \d+ violate shape constraints|reshape would change volume",
+        r"|values for profile \d+ violate shape constraints|reshape would change volume"
+        r"|exceeds? min ~ max range|does not satisfy any optimization profile",
         "give shapes the model and its profiles hold (`trt-engine inspect` lists them)",
     ),
     _rule(
