@@ -23,6 +23,7 @@ import concurrent.futures
 import contextlib
 import functools
 import json
+import math
 import os
 import shlex
 import signal
@@ -235,8 +236,8 @@ def run_measure(job: dict[str, Any]) -> dict[str, Any]:
 
     ways, found, stack = Ways(), {}, contextlib.ExitStack()
     Turn.WAIT_S = 150.0
-    like = Job(kind="measure", device=job["device"], folder=job["folder"], together=True)
-    searching = Turn(Job(kind="measure", device=job["device"], folder=job["turns"], together=True))
+    like = Job(kind="measure", device=f"cuda:{job['gpu']}", folder=job["turns"], together=True)
+    searching = Turn(Job(kind="search", device=job["device"], folder=f"{job['turns']}-search", together=True))
     turn = Turn(like)
     with torch.no_grad():
         add_peers(job, ways)
@@ -319,19 +320,17 @@ class Zoo:
         self.args, self.until = args, time.monotonic() + args.limit_s
         self.lock, self.seconds = threading.Lock(), defaultdict[str, dict[str, Any]](dict)
         self.half = args.device != "cpu"
-        for name in ("jobs", "turns"):
+        for name in ("jobs", *(f"turns/{gpu}{kind}" for gpu in range(args.gpus) for kind in ("", "-search"))):
             (args.folder / name).mkdir(parents=True, exist_ok=True)
 
     def child(self, kind: str, network: str, batch: int, way: str = "", gpu: int = 0) -> dict[str, Any]:
         """The result of a job in a process of its own; `failed` says why there is none."""
         args, label = self.args, "-".join([network, str(batch), kind, *way.split()])
-        turns = args.folder / f"turns-{gpu}"
-        turns.mkdir(exist_ok=True)
-        (args.folder / "turns" / str(gpu)).mkdir(exist_ok=True)
         job = {
             "kind": kind, "network": network, "batch": batch, "way": way, "folder": str(args.folder), "half": self.half,
             "device": "cuda:0" if self.half else "cpu", "turns": str(args.folder / "turns" / str(gpu)),
-            "seconds": args.seconds, "budget_s": args.budget_s, "autotune": args.autotune, "profile": args.profile,
+            "gpu": gpu, "seconds": args.seconds, "budget_s": args.budget_s, "autotune": args.autotune,
+            "profile": args.profile,
         }  # fmt: skip
         result, log = args.folder / "jobs" / f"{label}.json", args.folder / "jobs" / f"{label}.log"
         if kind != "measure" and result.exists():
@@ -358,7 +357,10 @@ class Zoo:
             return dict(json.loads(result.read_text()))
         lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
         errors = [line for line in lines if "Error" in line or line.startswith("error")] or lines[-1:]
-        return {"failed": f"{code}: {' | '.join(errors[-2:])[:500]}"}
+        failed = {"failed": f"{code}: {' | '.join(errors[-2:])[:500]}"}
+        if isinstance(code, int):
+            result.write_text(json.dumps(failed))
+        return failed
 
     def prepare(self, cells: list[tuple[str, int]]) -> None:
         """Everything that compiles, several at a time."""
@@ -431,6 +433,48 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def table(records: list[dict[str, Any]]) -> str:
+    """docs/gpu-zoo.md: the newest record of each cell."""
+    newest = {(item["network"], item["batch"]): item for item in records}
+    rows, failed, ratios = [], [], []
+    for (network, batch), item in sorted(newest.items()):
+        made_of, ratio = item.get("p50_us", {}), item.get("ratio", {})
+        if "ours" in ratio:
+            best = item["best"]
+            value, low, high = ratio[best["ours"]]
+            ratios.append(value)
+            seconds = [
+                item["built"].get(way, {}).get("seconds") for way in ("inductor", "onnxruntime", "torch compiled")
+            ]
+            cells = [
+                network, str(batch), item["auto"]["backend"], *(f"{made_of[way] / 1e3:.3f}" for way in best.values()),
+                best["peer"], f"{value:.2f} ({low:.2f} to {high:.2f})",
+                " / ".join("-" if value is None else f"{value:.0f}" for value in seconds),
+            ]  # fmt: skip
+            rows.append(f"| {' | '.join([*cells[:3], cells[4], cells[3], *cells[5:]])} |")
+        for way, why in item.get("failed", {}).items():
+            if way in ("convert", "inductor", "onnxruntime", "ours"):
+                failed.append(
+                    f"| {network} | {batch} | {way} | {' '.join(why.rpartition('Error: ')[2].split())[:160]} |"
+                )
+    first = sum(value <= 1 for value in ratios)
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    head = f"""# GPU engines of other architectures
+
+Written by `python benchmarks/gpu/zoo.py --table` from benchmarks/results/gpu-zoo-h200.jsonl; do not edit.
+
+{len(rows)} of {2 * len(NETWORKS)} cells are measured, on an H200. In {first} of them `te.build(backend="auto")` is at
+least as fast as the best peer; the geometric mean of the ratios is {mean:.2f}. Peers: torch eager, torch.compile replayed from a CUDA graph, ONNX
+Runtime's own optimiser and CUDA graph. FP16, CUDA tensors in and out, all ways of a cell interleaved. Seconds are of builds
+that ran eight at a time.
+
+| network | batch | backend | ours, ms | best peer, ms | best peer | ratio, 95 % | s: inductor / onnxruntime / torch |
+|---|---|---|---|---|---|---|---|
+"""
+    refused = ["", "| not delivered | batch | what | reason |", "|---|---|---|---|", *failed, ""]
+    return head + "\n".join([*rows, *(refused if failed else [""])])
+
+
 def cells_of(args: argparse.Namespace) -> Iterator[tuple[str, int]]:
     """Each network's first batch before the second of any; not what is measured already."""
     known = {(item["network"], item["batch"]) for item in read(args.out) if item.get("ratio") and not args.again}
@@ -468,9 +512,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()
     if args.table:
-        import zoo_table
-
-        zoo_table.write(read(args.out))
+        (HERE.parents[1] / "docs" / "gpu-zoo.md").write_text(table(read(args.out)))
         return
     zoo, cells = Zoo(args), [*cells_of(args)]
     zoo.prepare(cells)
