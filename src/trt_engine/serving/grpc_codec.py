@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,23 +32,27 @@ _CONTENTS = {
 _Request, _Response = message("ModelInferRequest"), message("ModelInferResponse")
 _RAW_CONTENTS = 7 << 3 | 2
 """The tag of `raw_input_contents`, of which each tensor is one field."""
+_SMALL = 1 << 14
 _MAX_FIELDS = 1 << 14
 """Fields of a request: an empty input is two bytes on the wire and a hundred in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class WireRequest:
-    """A `ModelInferRequest` as it came: its tensors are views of it, and no copies."""
+    """A `ModelInferRequest` as it came: of one larger than 16 KiB the tensors are views of it, and no copies."""
 
     message: Any
-    """Without `raw_input_contents`."""
-    contents: list[memoryview]
+    """Of a large one without `raw_input_contents`."""
+    contents: Sequence[bytes | memoryview]
     """`raw_input_contents`."""
     nbytes: int
 
 
 def parse_infer(raw: bytes) -> WireRequest:
     """The request of these bytes; `UsageError` for bytes that are not one, or one of too many fields."""
+    if len(raw) <= _SMALL:
+        parsed = _parse(raw)
+        return WireRequest(parsed, [*parsed.raw_input_contents], len(raw))
     view, contents, rest = memoryview(raw), list[memoryview](), list[memoryview]()
     start = position = fields = 0
     while position < len(raw):
@@ -73,8 +78,12 @@ def parse_infer(raw: bytes) -> WireRequest:
     if position > len(raw):
         raise UsageError("the request is not a `ModelInferRequest`: it ends inside a field")
     rest.append(view[start:])
+    return WireRequest(_parse(b"".join(rest) if contents else raw), contents, len(raw))
+
+
+def _parse(raw: bytes) -> Any:
     try:
-        return WireRequest(_Request.FromString(b"".join(rest) if contents else raw), contents, len(raw))
+        return _Request.FromString(raw)
     except DecodeError as error:
         raise UsageError(f"the request is not a `ModelInferRequest`: {error}") from None
 

@@ -141,6 +141,8 @@ class ServedVersion:
         self._idle: asyncio.Event | None = None
         self._validated: dict[tuple[Any, ...], _ShortRuns | None] = {}
         """Short runs by shapes that were checked; None where a run is never made on the event loop."""
+        self._known_shapes: set[tuple[str, Shape]] = set()
+        """Inputs and shapes that a profile takes."""
         self.heads: dict[bytes, Any] = {}
         """`BinaryHead` by the JSON of binary requests over HTTP."""
         self.queue: RequestQueue
@@ -214,11 +216,15 @@ class ServedVersion:
     def check_shape(self, name: str, shape: Shape) -> None:
         """`FeedError` or `ProfileError` unless a profile takes an input of this shape; before its sizes are used."""
         spec, _ = self.inputs[name]
+        if len(shape) == len(spec.shape) and (name, shape) in self._known_shapes:
+            return
         check_sizes(name, shape, len(spec.shape))
         spec.check_shape(shape)
         spans = [profile.ranges[name] for profile in self._profiles if name in profile.ranges]
         if spans and not any(span.contains(shape) for span in spans):
             raise out_of_range_error(name, spans[0], shape, 0)
+        if len(self._known_shapes) < _MAX_VALIDATED:
+            self._known_shapes.add((name, shape))
 
     def check(self, feeds: Tensors) -> tuple[Any, ...]:
         """Names and shapes; `FeedError` or `ProfileError` unless exactly the inputs are fed, in shapes the engine takes."""
