@@ -8,7 +8,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-_MOST, _DEPTH, _STEPS = 24, 6, 100_000
+_MOST, _DEPTH, _STEPS = 24, 6, 400_000
 """Values of one expression that are looked at, names that are followed one after the other, and steps in one file."""
 _NONE: frozenset[str] = frozenset()
 _SAME = frozenset(
