@@ -464,9 +464,9 @@ def table(records: list[dict[str, Any]]) -> str:
 Written by `python benchmarks/gpu/zoo.py --table` from benchmarks/results/gpu-zoo-h200.jsonl; do not edit.
 
 {len(rows)} of {2 * len(NETWORKS)} cells are measured, on an H200. In {first} of them `te.build(backend="auto")` is at
-least as fast as the best peer; the geometric mean of the ratios is {mean:.2f}. Peers: torch eager, torch.compile replayed
-from a CUDA graph, ONNX Runtime's own optimiser and CUDA graph. FP16, CUDA tensors in and out, all ways of a cell interleaved. Seconds are of builds
-that ran eight at a time.
+least as fast as the best peer; the geometric mean of the ratios is {mean:.2f}.
+Peers: torch eager, torch.compile replayed from a CUDA graph, ONNX Runtime's own optimiser and CUDA graph. FP16, CUDA
+tensors in and out, all ways of a cell interleaved. Seconds are of builds that ran eight at a time.
 
 | network | batch | backend | ours, ms | best peer, ms | best peer | ratio, 95 % | s: inductor / onnxruntime / torch |
 |---|---|---|---|---|---|---|---|
