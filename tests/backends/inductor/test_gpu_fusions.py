@@ -205,17 +205,19 @@ def test_attention_whose_mask_half_precision_cannot_hold_is_one_kernel(tmp_path:
 # ------------------------------------------------------------------------------------------------ convolutions
 
 
-def residual_block(path: Path, *, half: bool = True, pads: tuple[int, ...] = (1, 1, 1, 1), group: int = 1) -> Path:
+def residual_block(
+    path: Path, *, half: bool = True, pads: tuple[int, ...] = (1, 1, 1, 1), group: int = 1, channels: int = 8
+) -> Path:
     kind, number = (np.float16, onnx.TensorProto.FLOAT16) if half else (np.float32, FLOAT)
     weights = {
-        "w": RNG.standard_normal((8, 8 // group, 3, 3)).astype(kind), "b": RNG.standard_normal(8).astype(kind),
+        "w": RNG.standard_normal((8, channels // group, 3, 3)).astype(kind), "b": RNG.standard_normal(8).astype(kind),
         "v": RNG.standard_normal((8, 8, 3, 3)).astype(kind),
     }  # fmt: skip
     nodes = [
         node("Conv", "x w b", "c", pads=list(pads), group=group), node("Relu", "c", "r"),
         node("Conv", "r v b", "d", pads=[1, 1, 1, 1]), node("Add", "d x", "a"), node("Relu", "a", "y"),
     ]  # fmt: skip
-    return save(path, nodes, {"x": (number, ["n", 8, 8, 8])}, {"y": (number, ["n", 8, 8, 8])}, weights)
+    return save(path, nodes, {"x": (number, ["n", channels, 8, 8])}, {"y": (number, ["n", 8, 8, 8])}, weights)
 
 
 def test_a_residual_block_is_two_convolutions(tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_a_pointwise_convolution_as_a_product_adds_its_residual_before_the_activ
     assert (wanted == 0).any() and np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("change", [{"half": False}, {"pads": (0, 0, 2, 2)}, {"group": 2}])
+@pytest.mark.parametrize("change", [{"half": False}, {"pads": (0, 0, 2, 2)}, {"group": 2}, {"channels": 1}])
 def test_convolutions_that_cudnn_does_not_fuse_stay(change: dict[str, Any], tmp_path: Path) -> None:
     proto = onnx.load(residual_block(tmp_path / "m.onnx", **change))
     fused = fuse_convolution(proto.graph)

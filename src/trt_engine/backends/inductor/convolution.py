@@ -103,8 +103,12 @@ class _ConvolutionFuser:
         return node if self.readers[name] == 1 and name not in self.outputs else None
 
     def convolution(self, name: str) -> NodeProto | None:
+        """The one that makes a tensor. Of one channel there is none: cuDNN takes such an input for either layout, and may give
+        the output in the one that the compiler does not expect."""
         node = self.maker(name, "Conv")
-        return node if node is not None and _is_fusible(node, self.constants) else None
+        if node is None or not _is_fusible(node, self.constants):
+            return None
+        return node if self.constants[node.input[1]].dims[1] > 1 else None
 
     def take(self, node: NodeProto) -> bool:
         """Relu with the nodes before it, unless a depthwise convolution reads it."""
