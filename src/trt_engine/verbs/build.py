@@ -29,7 +29,7 @@ from trt_engine.environment import Environment
 from trt_engine.equivalence.parity import small_shapes
 from trt_engine.equivalence.random_inputs import random_inputs, runnable_signature, with_choices
 from trt_engine.equivalence.tolerance import Tolerance, coarsest_dtype, select_tolerance
-from trt_engine.errors import BuildError, Interrupted, ModelError, TrtEngineError
+from trt_engine.errors import AccuracyError, BuildError, Interrupted, ModelError, TrtEngineError
 from trt_engine.model import Model
 from trt_engine.progress import ProgressOption
 from trt_engine.protocols import BuildOutcome, BuildPaths
@@ -52,7 +52,7 @@ from trt_engine.verbs.build_candidates import (
     unused_settings,
     without_search,
 )
-from trt_engine.verbs.build_parity import DOES_NOT_RUN, ParityCheck, check_parity, computes_in_tf32
+from trt_engine.verbs.build_parity import DOES_NOT_RUN, ParityCheck, check_parity, computes_in_tf32, safer_option
 from trt_engine.verbs.build_precision import (
     PreparedModel,
     calibration_warnings,
@@ -396,13 +396,18 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
         if not backend_spec.provides("runtime"):
             log.warning("the backend `%s` only builds: nothing here can run the engine and prove it", backend_spec.name)
             return engine
+
+        def rebuild(less: Attempt) -> tuple[Engine, ParityCheck]:
+            for path in engine.files[1:]:
+                path.unlink(missing_ok=True)
+            return _rebuild(less, plan, prepared, payload, on_status, started)
+
         try:
             checked = check_parity(engine, plan, prepared, attempt)
         except BuildError as failure:
-            engine, checked = _without_failing_fusion(
-                engine, attempt, failure,
-                lambda less: _rebuild(less, plan, prepared, payload, on_status, started),
-            )  # fmt: skip
+            engine, checked = _without_failing_fusion(engine, attempt, failure, rebuild)
+        except AccuracyError as failure:
+            engine, checked = _with_safer_option(engine, attempt, failure, rebuild)
         speed = None
         small = backend_spec.fast_build and not outcome.compiled and plan.model.nbytes <= _FAST_BUILD_MAX_BYTES
         if prepared.notes.get(QUANT_TARGET) and small and checked.validation is None:
@@ -446,17 +451,42 @@ def _rebuild(
     return engine, check_parity(engine, plan, prepared, attempt)
 
 
+Rebuild = Callable[[Attempt], tuple[Engine, ParityCheck]]
+
+
 def _without_failing_fusion(
-    engine: Engine, attempt: Attempt, failure: BuildError, rebuild: Callable[[Attempt], tuple[Engine, ParityCheck]]
+    engine: Engine, attempt: Attempt, failure: BuildError, rebuild: Rebuild
 ) -> tuple[Engine, ParityCheck]:
     """An engine without the fusion with which it does not run; the failure where that is not a fusion's."""
     fusions = [item.rpartition(" ")[0] for item in (engine.passport.build.fusions or "").split(", ") if item]
     if failure.cause != DOES_NOT_RUN or not fusions or not attempt.config.retry:
         raise failure
-    for path in engine.files[1:]:
-        path.unlink(missing_ok=True)
-    less, (made, checked) = without_failing_fusion(attempt, failure, fusions, rebuild)
-    text = f"built with {less.change}, because with it {failure.message}"
+    less, made = without_failing_fusion(attempt, failure, fusions, rebuild)
+    return _retried(made, less, f"built with {less.change}, because with it {failure.message}")
+
+
+def _with_safer_option(
+    engine: Engine, attempt: Attempt, failure: AccuracyError, rebuild: Rebuild
+) -> tuple[Engine, ParityCheck]:
+    """An engine whose compiler rewrote less, in place of one that differs from its model; the failure where it differs as
+    well, or for a backend that builds fast: there `-O` in the hint is as good as a second build."""
+    spec, config = get_backend(engine.passport.backend), attempt.config
+    option = None if spec.fast_build or not config.retry else safer_option(spec, engine)
+    if option is None:
+        raise failure
+    name, _, value = option.partition("=")
+    less = replace(attempt, config=replace(config, options=config.options | {name: value}), change=f"`-O {option}`")
+    log.warning("%s: trying %s", failure.message, less.change)
+    try:
+        made = rebuild(less)
+    except TrtEngineError:
+        raise failure from None
+    return _retried(made, less, f"built with {less.change}, because without it {failure.message}")
+
+
+def _retried(made_and_checked: tuple[Engine, ParityCheck], less: Attempt, text: str) -> tuple[Engine, ParityCheck]:
+    """The engine of another attempt, whose passport has the reason."""
+    made, checked = made_and_checked
     log.warning("%s", text)
     build = made.passport.build
     build = replace(

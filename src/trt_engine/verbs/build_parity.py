@@ -141,7 +141,7 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
         except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
             checked = _check_alone(run, drawn.feeds, error, model, given=bool(plan.given.values))
             return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, drawn.feeds))
-        milder = _safer_options(backend_spec, engine)
+        milder = safer_option(backend_spec, engine)
         fused = engine.passport.build.fusions is not None
         hint = _overflow_hint(engine, config.device, model.graph) + "`--parity-rtol` allows more"
         hint += f", `-O {milder}` rewrites less" if milder else ""
@@ -510,15 +510,13 @@ def _overflow_hint(engine: Engine, device: str, graph: GraphIndex) -> str:
     return "INT8 weights of 8 bits overflow on this processor, which has no VNNI: `trt-engine quantize --reduce-range on`; "
 
 
-def _safer_options(spec: BackendSpec, engine: Engine) -> str | None:
-    """`-O` options of a build that rewrites less than this engine's; None without any."""
+def safer_option(spec: BackendSpec, engine: Engine) -> str | None:
+    """The `-O` option of a build that rewrites less than this engine's, whose notes have the value
+    used; None without any."""
     notes = engine.passport.build.notes
-    had = [
-        at
-        for at, setting in enumerate(spec.safer_options)
-        if notes.get(setting.partition("=")[0]) == setting.partition("=")[2]
-    ]
-    return next(iter(spec.safer_options[had[0] + 1 if had else 0 :]), None)
+    named = [setting for setting in spec.safer_options if setting.partition("=")[0] in notes]
+    had = [at for at, setting in enumerate(named) if notes[setting.partition("=")[0]] == setting.partition("=")[2]]
+    return next(iter(named[had[0] + 1 if had else 0 :]), None)
 
 
 class _EngineFailed(Exception):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,11 @@ import trt_engine as te
 from graph.fusion.attention_graphs import HEADS, SIZE, TOKENS, WIDTH, Builder, self_attention, tokens
 from graph.fusion.test_layer_norm import layer_norm, rms_norm
 from graph.fusion.test_rotary import heads, rotate, tables
+from trt_engine.backend import list_backends
 from trt_engine.backends.onnxruntime.node_mapping import map_nodes
 from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
+from trt_engine.errors import AccuracyError
 from trt_engine.graph import walk
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.dtype_breakdown import dtype_shares
@@ -101,6 +104,25 @@ def test_an_engine_that_does_not_run_is_built_without_the_fusion_at_fault(
     assert engine.passport.build.notes["retry"] == "no fusion multi_head_attention"
     assert "does not run" in engine.passport.build.warnings[-1]
     assert engine.passport.parity is not None and engine.passport.parity.passed
+
+
+def test_an_engine_of_a_slow_builder_that_differs_is_built_again_with_less_rewriting(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = dataclasses.replace(list_backends()["onnxruntime"], fast_build=False)
+    monkeypatch.setitem(list_backends(), "onnxruntime", slow)
+    run = attention.replace_attention
+
+    def wrong(graph: FusionGraph, match: attention.AttentionMatch, *, pack: bool) -> str:
+        return run(graph, dataclasses.replace(match, scale=3.0), pack=pack)
+
+    monkeypatch.setattr(attention, "replace_attention", wrong)
+    made = build(model, tmp_path).passport
+    assert made.build.notes["retry"] == "`-O graph_optimization=basic`" and made.build.fusions is None
+    assert "differs from plain ONNX Runtime" in made.build.warnings[-1]
+    assert made.parity is not None and made.parity.passed
+    with pytest.raises(AccuracyError):
+        build(model, tmp_path / "once", retry=False)
 
 
 @pytest.mark.parametrize("option", [{"graph_optimization": "basic"}, {"graph_optimization": "none"}])

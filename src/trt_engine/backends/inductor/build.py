@@ -89,7 +89,7 @@ class InductorBuilder:
             notes[GRAPH_DTYPE] = graph_dtype
             notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
         if result.kernels:
-            notes["kernels"] = result.kernels
+            notes |= {"kernels": result.kernels, "fuse_kernels": "on"}
         if result.attentions:
             notes["attention"] = f"{result.attentions} fused"
         notes["tf32"] = "on" if tf32 else "off"

@@ -103,8 +103,8 @@ class _ConvolutionFuser:
         return node if self.readers[name] == 1 and name not in self.outputs else None
 
     def convolution(self, name: str) -> NodeProto | None:
-        """The one that makes a tensor. Of one channel there is none: cuDNN takes such an input for either layout, and may give
-        the output in the one that the compiler does not expect."""
+        """The one that makes a tensor. Of one channel there is none: cuDNN takes such an input for either layout, and may
+        give the output in the one that the compiler does not expect."""
         node = self.maker(name, "Conv")
         if node is None or not _is_fusible(node, self.constants):
             return None
