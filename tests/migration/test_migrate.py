@@ -263,6 +263,9 @@ EOF
         ("long.sh", "trtexec --fp16 " * 50_000),
         ("a.yml", "run: >\n" + "  trtexec --fp16\n" * 2_000),
         ("b.yml", "trtexec\n" + "a: >\n" * 20_000 + "- >\n " * 20_000 + " \n" * 100_000),
+        ("c.yml", "trtexec --onnx=a\n" + ("python <<" + "A" * 300 + "\n") * 660),
+        ("b.sh", "trtexec --onnx=a\n" + "".join(f"cat a.py <<E{at}\n" for at in range(20_000))),
+        ("c.sh", "trtexec --onnx=a\npython -c '" + "\\a" * 2_000),
     ],
 )
 def test_a_hostile_file_ends_in_time(name: str, text: str, tmp_path: Path) -> None:

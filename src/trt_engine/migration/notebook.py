@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import bisect
 import contextlib
 import json
 import re
@@ -41,23 +42,29 @@ def scan_notebook(source: Source, rules: RuleSet) -> Iterator[Hit]:
             yield Hit(hit.rule, start, start, (), hit.values)
 
 
-_HEREDOC = re.compile(
-    r"^(?=[^\n]*(?:python|\.py\b))[^\n]*<<-?[ \t]*(?P<quote>['\"]?)(?P<word>\w+)(?P=quote)[^\n]*\n(?P<code>.{0,40000}?)"
-    r"^[ \t]*(?P=word)[ \t]*$"
-    r"|\bpython[\d.]*[ \t]+-c[ \t]+(?P<mark>['\"])(?P<given>(?:\\.|(?!(?P=mark)).){0,4000})(?P=mark)",
-    re.MULTILINE | re.DOTALL,
+_HEREDOC = re.compile(r"^(?=[^\n]*(?:python|\.py\b))[^\n]*<<[^\n]*\n", re.MULTILINE)
+_TERMINATOR = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)(?!\w)\1")
+_WORD_LINE = re.compile(r"^[ \t]*(\w+)[ \t\r]*$", re.MULTILINE)
+_ARGUMENT = re.compile(
+    r"\bpython[\d.]*[ \t]+-c[ \t]+(?P<mark>['\"])(?P<code>(?:\\.|(?!(?P=mark))[^\\]){0,4000})(?P=mark)", re.DOTALL
 )
 _BLOCK = re.compile(
     r"^[ \t]*```[ \t]*\{?\.?(?P<language>python|py|cpp|c\+\+|cuda)\b[^\n]*\n(?P<code>.{0,40000}?)^[ \t]*```",
     re.MULTILINE | re.DOTALL | re.IGNORECASE,
 )
+_MAX_CODE = 40_000
 
 
 def scan_embedded(source: Source, rules: RuleSet) -> Iterator[Hit]:
     """What the rules find in the Python that a script runs or writes, and in code blocks of Markdown; nothing is edited."""
-    for found in (_BLOCK if source.path.suffix == ".md" else _HEREDOC).finditer(source.text):
-        group = "code" if found["code"] is not None else "given"
-        code, cpp = found[group], (found.groupdict().get("language") or "").lower()[:1] == "c"
+    text = source.text
+    parts = (
+        [(*found.span("code"), found["language"].lower()[0] == "c") for found in _BLOCK.finditer(text)]
+        if source.path.suffix == ".md"
+        else ((start, end, False) for start, end in _given_code(text))
+    )
+    for start, end, cpp in parts:
+        code = text[start:end]
         head = "#include <NvInfer.h>\n" if cpp else "" if "import" in code else "import tensorrt as trt\n"
         head += "if 1:\n" if not cpp and code[:1] in " \t" else ""
         part = Source(source.path, head + code)
@@ -70,8 +77,30 @@ def scan_embedded(source: Source, rules: RuleSet) -> Iterator[Hit]:
                 else []
             )
             for hit in hits:
-                shift = found.start(group) - len(head)
+                shift = start - len(head)
                 yield Hit(hit.rule, hit.start + shift, hit.end + shift, (), hit.values)
+
+
+def _given_code(text: str) -> Iterator[tuple[int, int]]:
+    """Start and end of each here-document of a line that names Python or a file of it, and of each argument of `-c`."""
+    lines: dict[str, list[int]] = {}
+    for line in _WORD_LINE.finditer(text):
+        lines.setdefault(line[1], []).append(line.start())
+    at = 0
+    for head in _HEREDOC.finditer(text):
+        if head.start() < at:
+            continue
+        ends = (
+            places[index]
+            for _, word in reversed(_TERMINATOR.findall(head[0]))
+            if (index := bisect.bisect_left(places := lines.get(word, []), head.end())) < len(places)
+        )
+        end = next((place for place in ends if place - head.end() <= _MAX_CODE), None)
+        if end is not None:
+            yield from (found.span("code") for found in _ARGUMENT.finditer(text, at, head.start()))
+            yield head.end(), end
+            at = end
+    yield from (found.span("code") for found in _ARGUMENT.finditer(text, at))
 
 
 def scan_commands(text: str, rules: RuleSet) -> list[Hit]:
