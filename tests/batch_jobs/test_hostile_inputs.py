@@ -10,6 +10,7 @@ import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from trt_engine.tensors import TensorSpec
@@ -96,6 +97,14 @@ def test_counts_of_a_header_are_compared_with_the_file(tmp_path: Path, name: str
         tracemalloc.stop()
     assert parts.rows <= COUNT and peak < 64 << 20
     assert all((row.error is None) != (row.feeds is None and row.image is None) for row in rows)
+
+
+def test_a_column_that_run_lengths_encode_is_read(tmp_path: Path) -> None:
+    rows = 1_100_000
+    pq.write_table(pa.table({"x": np.ones(rows, np.float32)}), tmp_path / "a.parquet")
+    assert (tmp_path / "a.parquet").stat().st_size < 84_000
+    (found,) = list_files([tmp_path], [TensorSpec("x", "float32", (-1,), ("batch",))])
+    assert (found.rows, found.failure) == (rows, "")
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.parquet", "a.tar", "a.png"])

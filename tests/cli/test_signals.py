@@ -205,6 +205,29 @@ def test_a_second_signal_ends_a_verb_that_ends_itself_within_two_seconds(tmp_pat
     assert err.count("error: interrupted") == 1
 
 
+def test_a_library_that_takes_the_gil_after_the_first_signal_is_ended_by_the_second(tmp_path: Path) -> None:
+    served = """
+    import itertools
+    signals.hand_over(Path('ending').touch, within_s=600.0)
+    tell('ready')
+    while not Path('ending').exists():
+        time.sleep(0.01)
+    time.sleep(0.2)  # the order of the watching thread arrives
+    tell('holds the GIL')
+    sum(itertools.repeat(1, 10**11))
+    """
+    process = working(tmp_path, served)
+    ready(process)
+    process.send_signal(signal.SIGTERM)
+    time.sleep(2 * signals.PRESS_WINDOW_S)
+    ready(process)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    pressed = time.monotonic()
+    process.communicate(timeout=HANG_S)
+    assert time.monotonic() - pressed < 2.0 and process.returncode == -signal.SIGKILL
+
+
 def test_a_verb_that_ends_itself_has_its_own_time_for_it_and_no_more(tmp_path: Path) -> None:
     served = """
     signals.hand_over(Path('ended').touch, within_s=1.0)

@@ -345,6 +345,15 @@ def test_weights_that_are_stored_small_and_computed_large_are_let_in(tmp_path: P
     assert open_model(models.save(proto, tmp_path))
 
 
+def test_a_choice_between_two_numbers_for_a_dynamic_mask_is_let_in(tmp_path: Path) -> None:
+    nodes = [
+        node("NonZero", ["many"], ["row"]), node("Cast", ["row"], ["c"], to=TensorProto.BOOL),
+        node("Where", ["c", "one", "two"], ["giant"]),
+    ]  # fmt: skip
+    stored = [ones("many", 1 << 13), number("one", 1), number("two", 2)]
+    assert open_model(models.save(summed(nodes, stored), tmp_path))
+
+
 def test_masks_of_a_dynamic_length_are_let_in(tmp_path: Path) -> None:
     """The size of what is computed follows an input whose sizes are open: the caller's own."""
     nodes = [

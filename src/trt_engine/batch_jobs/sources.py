@@ -46,7 +46,7 @@ BAD_DATA = (
 )
 """What a row that cannot be read raises."""
 _MIN_ROW_NBYTES, _SMALL_NBYTES = 16, 16 << 20
-"""Least bytes that a row counts as, and bytes of all rows up to which any compression is accepted."""
+"""Least bytes that a row counts as, and encoded bytes of all rows up to which any compression is accepted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,12 +210,14 @@ def _count_parquet(path: Path, signature: Sequence[TensorSpec]) -> int:
     if rows != sum(group.num_rows for group in groups) or any(group.num_rows < 0 for group in groups):
         raise ValueError(f"it is damaged: its footer states {rows} rows, its row groups others")
     names = {spec.name for spec in signature} | {"image"}
-    nbytes = sum(_stated_nbytes(group, names) for group in groups)
+    stated = [_stated_nbytes(group, names) for group in groups]
     columns = {spec.name for spec in signature} & {*found.schema.to_arrow_schema().names}
     row = sum(_row_nbytes(spec) for spec in signature if spec.name in columns)
+    encoded, nbytes = sum(item[0] for item in stated), sum(item[1] for item in stated)
     nbytes = max(nbytes, rows * max(row, _MIN_ROW_NBYTES))
-    if nbytes > max(_SMALL_NBYTES, ARCHIVE_RATIO.value * size):
-        raise ValueError(f"it states {nbytes} bytes in {rows} rows, in a file of {size}; {ARCHIVE_RATIO.hint}")
+    for total, least in ((encoded, _SMALL_NBYTES), (nbytes, ARRAY_SIZE.value)):  # run lengths take next to nothing
+        if total > max(least, ARCHIVE_RATIO.value * size):
+            raise ValueError(f"it states {total} bytes in {rows} rows, in a file of {size}; {ARCHIVE_RATIO.hint}")
     return rows
 
 
@@ -227,17 +229,18 @@ def _row_nbytes(spec: TensorSpec) -> int:
 _PHYSICAL_NBYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "BYTE_ARRAY": 4}
 
 
-def _stated_nbytes(group: pq.RowGroupMetaData, names: set[str]) -> int:
-    """Bytes that the columns of these names take in memory, as the footer states them."""
-    total = 0
+def _stated_nbytes(group: pq.RowGroupMetaData, names: set[str]) -> tuple[int, int]:
+    """Bytes that the columns of these names take encoded and in memory, as the footer states them."""
+    encoded = decoded = 0
     for index in range(group.num_columns):
         column = group.column(index)
         if any(f"{column.path_in_schema}.".startswith(f"{name}.") for name in names):
             width = _PHYSICAL_NBYTES.get(column.physical_type, 8)
             if column.num_values < 0 or column.total_uncompressed_size < 0 or column.total_compressed_size < 0:
                 raise ValueError("it is damaged: a size in its footer is below zero")
-            total += max(column.total_uncompressed_size, column.num_values * width)
-    return total
+            encoded += column.total_uncompressed_size
+            decoded += column.num_values * width
+    return encoded, decoded
 
 
 def _spec_of(name: str, signature: Sequence[TensorSpec]) -> TensorSpec:

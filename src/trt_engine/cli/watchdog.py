@@ -141,7 +141,7 @@ def _watch(command: int, wakeup: int, orders: int, relay: int, handle: int | Non
                 if not handed_over:
                     deadline = deadline or now + NO_ANSWER_S
                 elif first is not None and now - first >= PRESS_WINDOW_S:
-                    deadline = deadline or now + FORCED_S
+                    deadline = now + FORCED_S if deadline is None else min(deadline, now + FORCED_S)
                 first = first or now
         if deadline is not None and time.monotonic() >= deadline:
             _kill(command, answered)

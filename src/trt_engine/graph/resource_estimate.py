@@ -152,7 +152,8 @@ def _max_constant_nbytes(step: TracedNode, fact: TensorInfo, sums: _Totals) -> i
         rank = len(step.inputs[0].shape or ()) if step.inputs and step.inputs[0] is not None else 1
         return 8 * max(rank, 1) * max(inputs, default=0)
     if step.node.op_type == "Where":
-        return 8 * count_elements(inputs)
+        widths = [_packed_nbytes(item.elem, (1,)) if item is not None and item.elem else 1 for item in step.inputs]
+        return 8 * count_elements([-(-size // width) for size, width in zip(inputs, widths, strict=False)])
     if step.node.op_type not in _NOT_LARGER or walk.domain_of(step.node) not in ("", "com.microsoft"):
         sums.unknown = sums.unknown or walk.label(step.node)
     return sum(inputs) * 8
