@@ -14,6 +14,7 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -379,7 +380,7 @@ def test_a_request_whose_body_a_proxy_lost_is_to_be_sent_again(headers: list[tup
             mailbox=Mailbox(asyncio.get_running_loop()), explicit=False, strict=True,
         )  # fmt: skip
         service.admission.started = True
-        state = {"connection": type("Connection", (), {"running": None, "lost": False})()}
+        state = {"connection": SimpleNamespace(running=None, lost=False, drain=lambda: asyncio.sleep(0))}
         scope = {"type": "http", "method": "POST", "path": INFER, "headers": headers, "server": None, "state": state}
         await HttpApp(service, config, None, lambda: (b"", b""))(scope, receive, send)
         return service.admission

@@ -14,6 +14,7 @@ from pathlib import Path
 from threading import Thread
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -21,6 +22,7 @@ from patience import HANG_S, until
 from serving.triton import fetch
 from trt_engine.serving.http_app import HttpApp
 from trt_engine.serving.http_server import LimitedProtocol, Receiver
+from trt_engine.serving.messages import INFERENCE_SERVICE, message
 from trt_engine.serving.server import Server
 
 INFER = "/v2/models/double/infer"
@@ -238,8 +240,16 @@ def test_an_answer_that_is_not_read_counts_its_bytes_and_no_request(server: Serv
     assert taken == [INFER]
 
 
+@pytest.mark.parametrize(
+    "more",
+    [(), ("Content-Encoding: gzip",), ("Content-Encoding: gzip", "Connection: close")],
+    ids=["without ASGI", "by ASGI", "the last of a connection"],
+)
 def test_a_client_that_never_reads_its_answer_is_dropped(
-    engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+    engines: dict[str, Path],
+    serve: Callable[..., Server],
+    monkeypatch: pytest.MonkeyPatch,
+    more: tuple[str, ...],
 ) -> None:
     server = serve(engines["double"], grpc_port=-1, request_timeout_s=2.0)
     assert fetch(server, INFER, BODY)[0] == 200
@@ -248,8 +258,28 @@ def test_a_client_that_never_reads_its_answer_is_dropped(
     lost = LimitedProtocol.connection_lost
     monkeypatch.setattr(LimitedProtocol, "connection_lost", lambda *given: (lost(*given), ends.append(given[0])))
     with connect(server) as connection:
-        connection.sendall(head_of(len(body)) + body)
-        until(lambda: ends, "it is closed")
+        body = gzip.compress(body, 1) if more else body
+        connection.sendall(head_of(len(body), *more) + body)
+        until(lambda: ends and bytes_held(server) == 0, "it is closed and forgotten")
+
+
+def test_an_answer_over_grpc_that_is_not_read_counts_for_a_time_only(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    server = serve(engines["double"], request_timeout_s=1.0)
+    request = message("ModelInferRequest")(model_name="double", id="a" * 15_000_000)
+    request.inputs.add(name="x", datatype="FP32", shape=[1, 4]).contents.fp32_contents.extend([1] * 4)
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        infer = channel.stream_stream(
+            f"/{INFERENCE_SERVICE}/ModelStreamInfer", request_serializer=lambda each: each.SerializeToString()
+        )
+        call = infer(iter([request] * 3))
+        assert server._service is not None
+        admission = server._service.admission
+        until(lambda: admission.requests == 0 and admission.nbytes > len(request.id), "it is answered")
+        until(lambda: admission.nbytes == 0, "it is forgotten")
+        assert call.is_active()
+        call.cancel()
 
 
 def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> None:

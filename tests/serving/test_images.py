@@ -88,8 +88,11 @@ def test_a_picture_is_admitted_by_its_pixels_before_it_is_decoded(
     status, _, answer = fetch(server, "/v2/models/digits/image", raw.getvalue())
     assert status == 400 and "takes 360000000 bytes decoded, 24000000 are allowed" in answer["error"]
     monkeypatch.setattr(admission, "max_bytes", 6000 * 4000 * 15)
+    assert fetch(server, "/v2/models/digits/image", raw.getvalue())[0] == 200, "the only request"
+    admission.enter()
     assert fetch(server, "/v2/models/digits/image", raw.getvalue())[0] == 503
-    assert len(counted) == 1, "what is refused is not decoded"
+    admission.leave()
+    assert len(counted) == 2, "what is refused is not decoded"
 
 
 LAUNCH = (

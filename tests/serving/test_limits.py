@@ -275,6 +275,7 @@ def server_stats(server: Server) -> dict[str, Any]:
 
 def test_only_this_machine_reaches_it_unless_configured() -> None:
     assert is_loopback("127.0.0.1") and is_loopback("localhost") and is_loopback("::1")
+    assert is_loopback("::ffff:127.0.0.1") and not is_loopback("::ffff:192.168.1.2")
     assert not is_loopback("0.0.0.0") and not is_loopback("192.168.1.2")
 
 
@@ -389,7 +390,10 @@ def test_a_name_or_a_page_from_elsewhere_does_not_use_a_server_of_this_machine(
             ("127.0.0.1.evil.example", None, 421), ("[::1]:80", None, 200), ("models.example", None, 200),
             ("localhost:9", "http://localhost:9", 200), ("localhost:9", "http://localhost:10", 403),
             ("localhost", "http://evil.example", 403), ("localhost", "null", 403),
-            ("localhost", "https://models.example", 200),
+            ("localhost", "https://models.example", 200), ("models.example.", None, 200), ("evil.example.", None, 421),
+            (f"localhost.:{port}", f"http://localhost.:{port}", 200), (f"[::ffff:127.0.0.1]:{port}", None, 200),
+            ("localhost", "http://localhost:80", 200), ("localhost:443", "https://localhost", 200),
+            ("localhost", "http://localhost:443", 403),
         ):  # fmt: skip
             for _ in range(2):  # by ASGI, then without it
                 headers = {"Host": host} | ({"Origin": origin} if origin else {})

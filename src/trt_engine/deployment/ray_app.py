@@ -48,6 +48,9 @@ class Connection:
     running: asyncio.Task[Any] | None = None
     lost: bool = False
 
+    async def drain(self) -> None:
+        """The proxy waits for the client."""
+
 
 class Engines:
     """One replica: every model of the application, behind the protocol of `serve`."""

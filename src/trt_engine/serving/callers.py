@@ -14,14 +14,20 @@ from trt_engine.config.serve import ServeConfig
 Refusal = tuple[int, str]
 """Status of HTTP, and the text of the error."""
 _MAX_KNOWN = 64
+_PORTS = {b"http": "80", b"https": "443"}
+"""What a browser leaves out."""
 
 
 def is_loopback(host: str) -> bool:
     """Whether an address is reached from this machine alone."""
+    if host == "localhost":
+        return True
     try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+        address = ipaddress.ip_address(host)
     except ValueError:
         return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return (mapped or address).is_loopback
 
 
 class Callers:
@@ -30,7 +36,7 @@ class Callers:
     def __init__(self, config: ServeConfig, token: bytes | None) -> None:
         self._token = token
         self._local = is_loopback(config.host)
-        self._allowed = {name.lower() for name in config.allowed_host}
+        self._allowed = {name.lower().removesuffix(".") for name in config.allowed_host}
         self._known: set[bytes] = set()
         """Values of `Host` that were accepted."""
 
@@ -61,7 +67,7 @@ class Callers:
         return None
 
     def _is_known(self, authority: bytes) -> bool:
-        name = _host_of(authority)
+        name, _ = _split(authority)
         if not (is_loopback(name) or name in self._allowed):
             return False
         if len(self._known) < _MAX_KNOWN:
@@ -69,13 +75,20 @@ class Callers:
         return True
 
     def _is_own(self, origin: bytes, host: bytes) -> bool:
-        authority = origin.partition(b"://")[2].lower()
-        return bool(authority) and (authority == host.lower() or _host_of(authority) in self._allowed)
+        scheme, _, authority = origin.partition(b"://")
+        usual = _PORTS.get(scheme.lower(), "")
+        name, port = _split(authority)
+        own_name, own_port = _split(host)
+        same = (name, port or usual) == (own_name, own_port or usual)
+        return bool(authority) and (same or name in self._allowed)
 
 
-def _host_of(authority: bytes) -> str:
-    """The host of `host`, `host:port` or `[address]:port`."""
+def _split(authority: bytes) -> tuple[str, str]:
+    """Host and port of `host`, `host:port` or `[address]:port`; the port is empty where none is given."""
     text = authority.strip().lower().decode("latin-1")
     if text.startswith("["):
-        return text[1:].partition("]")[0]
-    return text.partition(":")[0]
+        host, _, rest = text[1:].partition("]")
+        port = rest.removeprefix(":")
+    else:
+        host, _, port = text.partition(":")
+    return host.removesuffix("."), port

@@ -184,21 +184,35 @@ class GrpcServer:
         response, served = await self._infer(request, context, context.time_remaining())
         context.set_trailing_metadata(served.metadata_pair)
         if (nbytes := sum(map(len, response.raw_output_contents))) > _LARGE:
-            self._service.admission.hold(nbytes)
-            context.add_done_callback(lambda _: self._service.admission.forget(nbytes))
+            context.add_done_callback(self._hold(nbytes))
         return response
+
+    def _hold(self, nbytes: int) -> Callable[..., None]:
+        """Count bytes of an answer until the result is called, and no longer than `request_timeout_s`.
+
+        grpc.aio does not report what a client has read, and has no method by which a server cancels a call.
+        """
+        admission, held = self._service.admission, nbytes
+
+        def forget(*_: Any) -> None:
+            nonlocal held
+            timer.cancel()
+            admission.forget(held)
+            held = 0
+
+        timer = asyncio.get_running_loop().call_later(self._config.request_timeout_s, forget)
+        admission.hold(nbytes)
+        return forget
 
     async def _ModelStreamInfer(self, requests: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:  # noqa: N802
         """One answer for each request, in their order."""
         answer = message("ModelStreamInferResponse")
-        admission = self._service.admission
         async for raw in requests:
-            wire, nbytes = None, 0
+            wire = forget = None
             try:
                 wire = parse_infer(raw)
                 response, _ = await self._infer(wire, context, None)
-                nbytes = response.ByteSize()
-                admission.hold(nbytes)
+                forget = self._hold(response.ByteSize())
                 yield answer(infer_response=response)  # back when it is sent
             except TrtEngineError as error:
                 failed = answer(error_message=error.one_line)
@@ -210,7 +224,8 @@ class GrpcServer:
                 log.exception("a request failed")
                 yield answer(error_message="internal error; the server's log has it")
             finally:
-                admission.forget(nbytes)
+                if forget is not None:
+                    forget()
 
     # -------------------------------------------------------------------------------------------- health, metadata
 

@@ -121,15 +121,21 @@ class HttpApp:
         self._inference_routes: dict[str, Route] = {}
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        connection = scope["state"]["connection"]
+
+        async def paced(event: dict[str, Any]) -> None:
+            await connection.drain()  # the server would wait without limit
+            await send(event)
+
         try:
-            await self._answer(scope, receive, send)
+            await self._answer(scope, receive, paced)
         except asyncio.CancelledError:
-            if not scope["state"]["connection"].lost:
+            if not connection.lost:
                 raise
             log.debug("a client closed its connection; its request is dropped")
         except Exception as error:
             status, headers, parts = describe_error(error)
-            await self._send_parts(send, parts, headers, status)
+            await self._send_parts(paced, parts, headers, status)
 
     async def _answer(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         self._check_caller(scope["headers"], needs_token=False)
@@ -466,9 +472,9 @@ class HttpApp:
         status, headers, parts = self._finished(status, headers, parts)
         try:
             await send({"type": "http.response.start", "status": status, "headers": headers})
-            for part in parts[:-1]:
+            for part in parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
-            await send({"type": "http.response.body", "body": parts[-1]})
+            await send({"type": "http.response.body", "body": b""})  # once all is read
         except RuntimeError as error:  # the connection is closed already
             log.debug("an answer could not be sent: %s", error)
 

@@ -248,30 +248,28 @@ class LimitedProtocol(HttpToolsProtocol):
         else:
             self.transport.writelines([b"".join(lines), *parts])
         if self.flow.write_paused:
-            await self._drain(sum(map(len, parts)))  # the next request waits until then
+            nbytes = sum(map(len, parts))
+            self.http_app.hold(nbytes)
+            try:
+                await self.drain()  # the next request waits until then
+            finally:
+                self.http_app.hold(-nbytes)
         self.inference = self.running = None
         if self.http_app.draining:
             self.transport.close()
         self.on_response_complete()
 
-    async def _drain(self, nbytes: int) -> None:
-        """Wait until the client has read; one slower than `_MIN_READ_RATE` for `request_timeout_s` is dropped.
-
-        Until then the `nbytes` of the answer count as those of requests.
-        """
+    async def drain(self) -> None:
+        """Wait until the client has read; one slower than `_MIN_READ_RATE` for `request_timeout_s` is dropped."""
         unread = self.transport.get_write_buffer_size()
-        self.http_app.hold(nbytes)
-        try:
-            while self.flow.write_paused:
-                try:
-                    await asyncio.wait_for(self.flow.drain(), self.request_timeout_s)
-                except TimeoutError:
-                    before, unread = unread, self.transport.get_write_buffer_size()
-                    if before - unread < _MIN_READ_RATE * self.request_timeout_s:
-                        self.transport.abort()
-                        return
-        finally:
-            self.http_app.hold(-nbytes)
+        while self.flow.write_paused:
+            try:
+                await asyncio.wait_for(self.flow.drain(), self.request_timeout_s)
+            except TimeoutError:
+                before, unread = unread, self.transport.get_write_buffer_size()
+                if before - unread < _MIN_READ_RATE * self.request_timeout_s:
+                    self.transport.abort()
+                    return
 
     def timeout_keep_alive_handler(self) -> None:
         if self.transport.get_write_buffer_size():  # to close would wait until the client reads

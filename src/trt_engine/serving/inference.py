@@ -188,8 +188,10 @@ class Service:
             request.feeds.update(self._copy_regions(copied))
 
     def take(self, nbytes: int) -> None:
-        """Count bytes that a request takes beside its own; `Overloaded` where they do not fit."""
-        if not self.admission.receive(nbytes):
+        """Count bytes that a request takes beside its own; `Overloaded` where they do not fit, unless it is the only one."""
+        if self.admission.requests <= 1:
+            self.admission.hold(nbytes)
+        elif not self.admission.receive(nbytes):
             raise Overloaded(
                 "the server has no room for the request", hint="retry later; `--max-in-flight-size` sets the limit"
             )
