@@ -166,7 +166,15 @@ class Served:
 
     def __init__(self, engine: te.Engine, args: argparse.Namespace, switch_s: float | None = None) -> None:
         given = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "-1", "--max-batch", str(args.max_batch)]
-        given += ["--contexts", str(args.contexts), "--drain-delay", "0s", "--json", f"vit={engine.path}"]
+        given += [
+            "--contexts",
+            str(args.contexts),
+            "--drain-delay",
+            "0s",
+            "--shared-memory-prefix",
+            "/trt-engine-load-",
+        ]
+        given += ["--json", f"vit={engine.path}"]
         start = ["-m", "trt_engine"]
         if switch_s is not None:
             run = "runpy.run_module('trt_engine', run_name='__main__')"
