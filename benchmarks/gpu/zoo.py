@@ -137,16 +137,16 @@ def own_session(job: dict[str, Any]) -> Callable[[], Any]:
         kept.rename(path)
     options = ort.SessionOptions()
     options.log_severity_level = 3
-    for name, feed in drawn(job["network"], job["batch"], "cpu", True).items():
-        shapes = {item.name: [dim.dim_param for dim in item.type.tensor_type.shape.dim]
-                  for item in onnx.load(path, load_external_data=False).graph.input}  # fmt: skip
-        for symbol, size in zip(shapes[name], feed.shape, strict=True):
-            if symbol:
-                options.add_free_dimension_override_by_name(symbol, size)
+    graph = onnx.load(path, load_external_data=False).graph
+    held = drawn(job["network"], job["batch"], job["device"], True)
+    for item in graph.input:
+        for dim, size in zip(item.type.tensor_type.shape.dim, held[item.name].shape, strict=True):
+            if dim.dim_param:
+                options.add_free_dimension_override_by_name(dim.dim_param, size)
     session = ort.InferenceSession(
         str(path), options, providers=[("CUDAExecutionProvider", {"enable_cuda_graph": "1"})]
     )
-    binding, held = session.io_binding(), drawn(job["network"], job["batch"], job["device"], True)
+    binding = session.io_binding()
     kinds = {torch.float16: onnx.TensorProto.FLOAT16, torch.int64: onnx.TensorProto.INT64}
     for name, value in held.items():
         binding.bind_input(name, "cuda", 0, kinds[value.dtype], tuple(value.shape), value.data_ptr())

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trt_engine.cli import options, output, verb_command
 from trt_engine.config.precision import QUANTIZED_PRECISIONS, QuantizeConfig
-
-if TYPE_CHECKING:
-    pass
 
 _MAX_ROWS = 8
 _TENSORRT_ONLY = ("nvfp4", "mxfp8")

@@ -229,7 +229,7 @@ class _Scan(ast.NodeVisitor):
             self._learn(target, node.value)
             untyped = isinstance(node.value, ast.Constant)
             if isinstance(target, ast.Attribute) and untyped and target.attr in _TYPED:
-                self.handled.add(target)  # a type of TensorRT is no text and no number
+                self.handled.add(target)  # a type of TensorRT is neither text nor a number
             elif isinstance(target, ast.Attribute):
                 self._check_write(node, target)
         self.generic_visit(node)

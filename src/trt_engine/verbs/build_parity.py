@@ -511,8 +511,7 @@ def _overflow_hint(engine: Engine, device: str, graph: GraphIndex) -> str:
 
 
 def safer_option(spec: BackendSpec, engine: Engine) -> str | None:
-    """The `-O` option of a build that rewrites less than this engine's, whose notes have the value
-    used; None without any."""
+    """The `-O` option of a build that rewrites less than this engine's, whose notes have the value used; None for none."""
     notes = engine.passport.build.notes
     named = [setting for setting in spec.safer_options if setting.partition("=")[0] in notes]
     had = [at for at, setting in enumerate(named) if notes[setting.partition("=")[0]] == setting.partition("=")[2]]
