@@ -149,7 +149,7 @@ def run_replica(engine: Path, row: np.ndarray, folder: Path, seconds: float) -> 
     with cluster(1, folder / "served") as _, Peak("servereplica") as peak:
         from ray import serve
 
-        from trt_engine.deployment.ray_app import build_app
+        from trt_engine.verbs.deploy.ray_app import build_app
 
         serve.start(http_options={"port": PORT})
         serve.run(build_app({"folder": str(folder), "models": {"m": engine.name}}))

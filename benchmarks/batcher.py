@@ -36,7 +36,7 @@ import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment, distribution_version
 from trt_engine.records.base import append_record
-from trt_engine.records.summary import percentile
+from trt_engine.records.percentiles import percentile
 from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -38,7 +38,7 @@ from trt_engine.backend import get_backend
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import QueryBurst, effective_protocol
 from trt_engine.benchmark.interleaving import Schedule, measure_interleaved, open_in_process
-from trt_engine.benchmark.statistics import METHOD, Difference, Metric, Restart, paired_differences
+from trt_engine.benchmark.speed_difference import METHOD, Difference, Metric, Restart, paired_differences
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device.info import clocks

@@ -1,7 +1,8 @@
 """Twelve kinds of sources to ONNX and back against the source: the rows of docs/export-table.md.
 
-    .venv-full/bin/python benchmarks/export_table.py            write the table
+    .venv-full/bin/python benchmarks/export_table.py             write the records, print the table
     .venv-full/bin/python benchmarks/export_table.py --only vit  one line, on stdout
+    python benchmarks/export_table.py --table                    print the table of the records
 
 A line fails when the graph is not its source within 1e-4 of the largest value at one of its shapes; then nothing is written.
 """
@@ -9,6 +10,7 @@ A line fails when the graph is not its source within 1e-4 of the largest value a
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import trt_engine as te
 from trt_engine.records.convert import ConvertReport
 
 HERE = Path(__file__).resolve().parent
-TABLE = HERE.parent / "docs" / "export-table.md"
+RECORDS = HERE / "results" / "export-table.jsonl"
 NETWORKS = HERE / "export_networks.py"
 
 
@@ -109,51 +111,67 @@ def convert(name: str, folder: Path) -> ConvertReport:
     return te.convert(source, out=folder / f"{name}.onnx", inputs=line.inputs, dynamic=line.dynamic, tolerance=1e-4)
 
 
-def row(name: str, report: ConvertReport) -> str:
+def record(name: str, report: ConvertReport) -> dict[str, Any]:
+    """What the table has of one line."""
+    return {
+        "source": name,
+        "exporter": report.exporter,
+        "opset": report.opset,
+        "export_s": round(report.export_s, 1),
+        "nodes_before": report.nodes_before,
+        "nodes": report.nodes,
+        "compared": [dict(item.sizes) for item in report.verification],
+        "max_rel": report.max_rel,
+    }
+
+
+def row(line: dict[str, Any]) -> str:
     """One row in Markdown."""
-    shapes = "; ".join(
-        ", ".join(f"{axis} {size}" for axis, size in item.sizes.items()) or "as given" for item in report.verification
-    )
+    compared = [", ".join(f"{axis} {size}" for axis, size in sizes.items()) or "as given" for sizes in line["compared"]]
     return (
-        f"| {LINES[name].title} | {report.exporter} | {report.opset} | {report.export_s:.1f} | {report.nodes_before} | "
-        f"{report.nodes} | {len(report.verification)}: {shapes} | {report.max_rel:.1g} |"
+        f"| {LINES[line['source']].title} | {line['exporter']} | {line['opset']} | {line['export_s']:.1f} | "
+        f"{line['nodes_before']} | {line['nodes']} | {len(compared)}: {'; '.join(compared)} | {line['max_rel']:.1g} |"
     )
 
 
-_HEAD = """\
-# Twelve sources, exported and compared
+def tables(path: Path = RECORDS) -> str:
+    """What the site shows on docs/export-table.md."""
+    head, *lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    versions = ", ".join(f"{library} {version}" for library, version in head["versions"].items())
+    return "\n".join([
+        f"{head['processors']} processors, load average {head['load_before']} before the first source and "
+        f"{head['load_after']} after the last. {versions}.",
+        "",
+        "| source | exporter | opset | export (s) | nodes exported | nodes written | compared at | largest difference |",
+        "|---|---|---|---|---|---|---|---|",
+        *map(row, lines),
+    ])  # fmt: skip
 
-Written by `benchmarks/export_table.py`; a source that is not equal to its graph within 1e-4 of the largest value writes no
-table. Small networks with random weights, in `benchmarks/export_networks.py`, on a CPU; the first export of a process takes
-seconds longer than the next, and what else the machine does stands in them: {processors} processors, load average {before}
-before the first source and {after} after the last. {versions}.
 
-| source | exporter | opset | export (s) | nodes exported | nodes written | compared at | largest difference |
-|---|---|---|---|---|---|---|---|
-"""
-
-
-def _load() -> str:
+def _load() -> float:
     """Of the last minute."""
-    return f"{os.getloadavg()[0]:.1f}"
+    return round(os.getloadavg()[0], 1)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=LINES, action="append")
-    only = parser.parse_args().only
-    rows, versions = [], dict[str, str]()
+    parser.add_argument("--table", action="store_true", help="only print the table of the records")
+    given = parser.parse_args()
+    if given.table:
+        print(tables())
+        return 0
+    lines, versions = [], dict[str, str]()
     before = _load()
-    for name in only or LINES:
+    for name in given.only or LINES:
         with tempfile.TemporaryDirectory() as folder:
             report = convert(name, Path(folder))
         versions |= report.versions
-        rows.append(row(name, report))
-        print(rows[-1], flush=True)
-    if not only:
-        told = ", ".join(f"{library} {version}" for library, version in versions.items())
-        head = _HEAD.format(versions=told, processors=os.cpu_count(), before=before, after=_load())
-        TABLE.write_text(head + "\n".join(rows) + "\n")
+        lines.append(record(name, report))
+        print(row(lines[-1]), flush=True)
+    if not given.only:
+        head = {"versions": versions, "processors": os.cpu_count(), "load_before": before, "load_after": _load()}
+        RECORDS.write_text("".join(json.dumps(item) + "\n" for item in (head, *lines)), encoding="utf-8")
     return 0
 
 

@@ -29,7 +29,7 @@ from onnx import helper
 import trt_engine as te
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
-from trt_engine.records.summary import percentile
+from trt_engine.records.percentiles import percentile
 from trt_engine.store import Store
 
 ROOT = Path(__file__).resolve().parents[1]

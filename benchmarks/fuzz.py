@@ -2,14 +2,14 @@
 
     python benchmarks/fuzz.py --minutes 30                  every target in turn; writes the record and prints the table
     python benchmarks/fuzz.py --minutes 2 --only onnx       targets by name; writes nothing but reproducers
-    python benchmarks/fuzz.py --only stated-numbers --merge writes the rows of these targets into the record
+    python benchmarks/fuzz.py --only onnx --merge         writes the rows of these targets into the record
     python benchmarks/fuzz.py --replay x.json y.json        kept inputs again, with the faults each still has
     python benchmarks/fuzz.py --table                       the table of the record
 
 Inputs are made by `tests/fuzz` from valid files and a seed: the n-th input of a seed is the same on one machine. They run
 in worker processes, one for each core with `--workers`; one that hangs, crashes or takes more than 1 GiB is recorded with
-its input. A second, shorter pass counts the executed lines of each parser. A reproducer of each distinct fault goes to
-`--out`, made smaller; the exit code is 1 when there is one, or when fewer than 5 % of a target's inputs pass its parser.
+its input. The smallest input of each distinct fault goes to `--out`; the exit code is 1
+when there is one, or when fewer than 5 % of a target's inputs pass its parser.
 """
 
 from __future__ import annotations
@@ -30,14 +30,10 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from fuzz.campaign import Result, Watched, fuzz, replay  # noqa: E402
 from fuzz.inputs import Input  # noqa: E402
-from fuzz.lines import lines_of_functions, modules_under  # noqa: E402
-from fuzz.minimise import minimise  # noqa: E402
 from fuzz.targets import TARGETS  # noqa: E402
 
 RESULTS = ROOT / "benchmarks" / "results" / "fuzz-cpu.jsonl"
 LEAST_SHARE = 0.05
-TRACED = 400
-"""Inputs of each target of which the executed lines are counted."""
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -71,9 +67,7 @@ def _parsed(args: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0], formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--minutes", type=float, default=30.0, help="of fuzzing in all, the pass over the lines aside [30]"
-    )
+    parser.add_argument("--minutes", type=float, default=30.0, help="of fuzzing in all [30]")
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the inputs [the clock]")
     parser.add_argument("--workers", type=int, default=2, help="processes at once [2]")
     parser.add_argument("--only", action="append", choices=list(TARGETS), help="this target (repeatable)")
@@ -98,11 +92,7 @@ def _part(names: Sequence[str], options: argparse.Namespace) -> list[Result]:
             results.append(result)
             for key, found in result.faults.items():
                 print(f"{name}: {found.count} x {key}: {found.fault.text[:200]}", file=sys.stderr, flush=True)
-                _save(options.out, result.target, key, minimise(worker, found.input, key), found.fault.text)
-        worker.trace(sorted({file for target in TARGETS.values() for file in modules_under(target.parsers).values()}))
-        for result in results:
-            traced = fuzz(worker, result.target, options.seed, max(40, TRACED // TARGETS[result.target].cost))
-            result.lines = traced.lines
+                _save(options.out, result.target, key, found.input, found.fault.text)
     finally:
         worker.close()
     return results
@@ -148,18 +138,7 @@ def _row(result: Result) -> dict[str, Any]:
         "target": result.target, "inputs": result.inputs, "passed": result.passed, "seconds": round(result.seconds, 1),
         "codes": dict(sorted(result.codes.items())),
         "faults": {key: found.count for key, found in result.faults.items()},
-        "lines": {name: list(counted) for name, counted in _covered(result).items()},
     }  # fmt: skip
-
-
-def _covered(result: Result) -> dict[str, tuple[int, int]]:
-    """By module: lines of functions that were executed, and all."""
-    found = {}
-    for name, file in modules_under(TARGETS[result.target].parsers).items():
-        lines = lines_of_functions(file)
-        if lines:
-            found[name] = len(lines & result.lines.get(file, set())), len(lines)
-    return found
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -169,14 +148,13 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         f"{sum(row['inputs'] for row in targets):,} inputs in {head['seconds'] / 60:.0f} minutes, "
         f"{head['workers']} processes, seed {head['seed']}, onnx {head['onnx']}, ONNX Runtime {head['onnxruntime']}",
         "",
-        "| target | inputs | a second | pass the parser | faults | lines of the parser's functions executed |",
-        "|---|---|---|---|---|---|",
+        "| target | inputs | a second | pass the parser | faults |",
+        "|---|---|---|---|---|",
     ]
     for row in targets:
-        covered = ", ".join(f"`{name}` {100 * hit / all_:.0f} %" for name, (hit, all_) in row["lines"].items())
         lines.append(
             f"| {row['target']} | {row['inputs']:,} | {row['inputs'] / max(row['seconds'], 1e-9):.0f} |"
-            f" {100 * row['passed'] / max(row['inputs'], 1):.0f} % | {sum(row['faults'].values())} | {covered} |"
+            f" {100 * row['passed'] / max(row['inputs'], 1):.0f} % | {sum(row['faults'].values())} |"
         )
     return "\n".join(lines)
 

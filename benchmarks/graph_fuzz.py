@@ -2,6 +2,7 @@
 
     python benchmarks/graph_fuzz.py --graphs 10000          of the fusions, all families in turn; writes the record
     python benchmarks/graph_fuzz.py --graphs 500 --family rotary --seed 7000
+    python benchmarks/graph_fuzz.py --graphs 10000 --seed 100000 --out FILE    goes on where FILE's run ended early
     python benchmarks/graph_fuzz.py --table                 the table of the record
 
 The n-th graph of a family is the same everywhere. Each is fused for a CPU and for a GPU; the latter's operators run on ONNX
@@ -53,23 +54,33 @@ def main(args: Sequence[str] | None = None) -> int:
         family = turns[at % len(turns)]
         tasks.append((family, options.seed + drawn[family]))
         drawn[family] += 1
-    tallies: dict[tuple[str, str], Counter[str]] = {}
-    fusions, faults = Counter[str](), list[dict[str, Any]]()
+    head, tallies, faults = _so_far(options)
+    fusions, done, spent = Counter[str](head.pop("fused", {})), head.pop("graphs", 0), head.pop("seconds", 0)
+    rows: list[dict[str, Any]] = []
+
+    def write(graphs: int) -> None:
+        now = {
+            "graphs": graphs,
+            "seconds": round(spent + time.monotonic() - began),
+            "fused": dict(sorted(fusions.items())),
+        }
+        counted = ({"family": a, "mode": b, "verdicts": dict(tally)} for (a, b), tally in sorted(tallies.items()))
+        rows[:] = [head | now, *counted, *faults]
+        if options.out or not options.family:
+            out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     with ProcessPoolExecutor(options.workers) as pool:
-        for (family, seed), verdicts in zip(tasks, pool.map(_judged, tasks, chunksize=20), strict=True):
+        for at, verdicts in enumerate(pool.map(_judged, tasks[done:], chunksize=20), done):
+            family, seed = tasks[at]
             for mode, (verdict, text, counts) in verdicts.items():
                 tallies.setdefault((family, mode), Counter())[verdict] += 1
                 fusions.update(counts)
                 if verdict in FAULTS:
                     faults.append({"family": family, "seed": seed, "mode": mode, "verdict": verdict, "text": text})
                     print(f"{family} {seed} {mode}: {verdict}: {text[:300]}", file=sys.stderr, flush=True)
-    rows = [_head(options, len(tasks), time.monotonic() - began, fusions)]
-    rows += [
-        {"family": family, "mode": mode, "verdicts": dict(tally)} for (family, mode), tally in sorted(tallies.items())
-    ]
-    rows += faults
-    if options.out or not options.family:
-        out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            if (at + 1) % 100 == 0:
+                write(at + 1)
+    write(len(tasks))
     print(table(rows))
     return int(bool(faults))
 
@@ -82,18 +93,28 @@ def _judged(task: tuple[str, int]) -> dict[str, tuple[str, str, dict[str, int]]]
     return found
 
 
-def _head(options: argparse.Namespace, graphs: int, seconds: float, fusions: Counter[str]) -> dict[str, Any]:
+def _so_far(
+    options: argparse.Namespace,
+) -> tuple[dict[str, Any], dict[tuple[str, str], Counter[str]], list[dict[str, Any]]]:
+    """The head of the record, and the counts and faults of `--out` where it is an earlier run of the same graphs."""
     import onnx
     import onnxruntime
 
     import trt_engine
     from trt_engine.environment import source_digest
 
-    return {
+    head: dict[str, Any] = {
         "schema": "trt-engine/graph-fuzz", "trt_engine": trt_engine.__version__, "fusions": source_digest("graph/fusion"),
-        "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__, "seed": options.seed, "graphs": graphs,
-        "seconds": round(seconds), "fused": dict(sorted(fusions.items())),
+        "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__, "seed": options.seed,
+        "families": options.family or list(FAMILIES),
     }  # fmt: skip
+    if not options.out or not options.out.exists():
+        return head, {}, []
+    before, *rows = (json.loads(line) for line in options.out.read_text().splitlines())
+    if any(before.get(key) != value for key, value in head.items()):
+        return head, {}, []
+    tallies = {(row["family"], row["mode"]): Counter(row["verdicts"]) for row in rows if "verdicts" in row}
+    return before, tallies, [row for row in rows if "verdict" in row]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -40,7 +40,7 @@ from precision_table import NETS, data_of
 import trt_engine as te
 from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import MeasureBurst, Schedule, measure_interleaved
-from trt_engine.benchmark.statistics import METHOD, paired_differences
+from trt_engine.benchmark.speed_difference import METHOD, paired_differences
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
 from trt_engine.errors import ModelError

@@ -2,7 +2,7 @@
 
     python benchmarks/loadtest_against_wrk.py [--rounds 7] [--seconds 3] [--no-record]
 
-The server is an empty handler of the protocol v2 on uvicorn (extra `serve`), which reads the body and answers 4 KB: no
+The server is an empty handler of the protocol v2 on uvicorn, which reads the body and answers 4 KB: no
 server of inference is faster, so the client is what is measured. Each round runs `wrk -t1` (A), `loadtest`, `hey` where
 it is installed, and `wrk` again (A'), in an order that turns from round to round; the server has one core and the
 clients the others. The ratio of A' to A is the noise of the machine. The record goes to
@@ -27,11 +27,11 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.environment import Environment
-from trt_engine.load_testing.clients import read_model
-from trt_engine.load_testing.inference_request import http_request
-from trt_engine.load_testing.target import parse_target
 from trt_engine.records.base import append_record
 from trt_engine.runtime.feeds import random_feeds
+from trt_engine.verbs.loadtest.clients import read_model
+from trt_engine.verbs.loadtest.inference_request import http_request
+from trt_engine.verbs.loadtest.target import parse_target
 
 RESULTS = Path(__file__).resolve().parent / "results" / "loadtest-cpu.jsonl"
 CASES = [(4096, 1), (4096, 8), (4096, 64), (602112, 8)]

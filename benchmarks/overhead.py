@@ -33,7 +33,7 @@ import trt_engine as te
 from trt_engine.device.info import Clocks, clocks
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
-from trt_engine.records.summary import percentile
+from trt_engine.records.percentiles import percentile
 from trt_engine.runtime.feeds import random_feeds, shapes_of
 from trt_engine.store import Store
 

@@ -5,8 +5,8 @@
 The digits detector runs over 512 generated validation scenes, a small ViT and a small ResNet over the 539 held-out digits of
 examples/classifiers. Calibration sees 128 generated pictures of the training side. Where ONNX Runtime has no kernels for a
 format on this machine, the FP32 emulation of it is measured, and the table says so. Each cell is appended to
-benchmarks/results/precision-table.jsonl.gz as soon as it is measured; a second run measures what is missing and writes
-docs/precision-table.md from the records (`--table`: only that).
+benchmarks/results/precision-table.jsonl.gz as soon as it is measured; a second run measures what is missing. It prints the
+tables that the site shows on docs/precision-table.md (`--table`: only that).
 """
 
 from __future__ import annotations
@@ -39,17 +39,16 @@ from trt_engine.graph.load import open_model, read_graph, read_proto
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import MAIN_METRIC
+from trt_engine.records.percentiles import summarize
 from trt_engine.records.precision import CastReport
-from trt_engine.records.summary import summarize
 from trt_engine.store import Store
-from trt_engine.verbs import evaluate
 from trt_engine.verbs.calibration_images import images_as_inputs
-from trt_engine.verbs.cast import cast
+from trt_engine.verbs.cast.run import cast
+from trt_engine.verbs.evaluate import run as evaluate
 from trt_engine.vision.spec import vision_of
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "precision-table.jsonl.gz"
-TABLE = ROOT / "docs" / "precision-table.md"
 DIGITS, CLASSIFIERS = ROOT / "examples" / "digits", ROOT / "examples" / "classifiers"
 SCENES, CALIBRATION = 512, 128
 BATCH = 8
@@ -290,27 +289,33 @@ def fill(
 # ------------------------------------------------------------------------------------------------ the table
 
 
-def judged(records: dict[str, dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
+def latest(records: dict[str, dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """The last record of each model and cell, also where the version or the sources have changed since."""
+    return {(record["model"], record["cell"]): record for record in records.values()}
+
+
+def judged(records: dict[tuple[str, str], dict[str, Any]]) -> Iterator[tuple[str, float, float, bool]]:
     """The cells of the detector that have a target: name, drop, what is allowed, whether it is kept."""
     net = NETS[0]
-    base = records.get(key_of(net, CELLS[0]))
+    base = records.get((net.name, CELLS[0].name))
     for cell in CELLS:
-        found = records.get(key_of(net, cell))
+        found = records.get((net.name, cell.name))
         if cell.to not in TARGETS or base is None or found is None or found["reason"] is not None:
             continue
         drop = base["metrics"]["AP"] - found["metrics"]["AP"]
         yield cell.name, drop, TARGETS[cell.to], abs(drop) <= TARGETS[cell.to]
 
 
-def table(records: dict[str, dict[str, Any]]) -> str:
-    """docs/precision-table.md."""
-    lines = ["# What each precision keeps of accuracy", "", *INTRODUCTION.strip().splitlines()]
+def tables(path: Path = RESULTS) -> str:
+    """What the site shows on docs/precision-table.md."""
+    records = latest(known(path))
+    lines: list[str] = []
     for net in NETS:
-        rows = [(cell, records.get(key_of(net, cell))) for cell in CELLS]
+        rows = [(cell, records.get((net.name, cell.name))) for cell in CELLS]
         if any(record is not None for _, record in rows):
             lines += ["", f"## {net.title}", "", *_rows(rows)]
-    told = list(judged(records))
-    if told:
+    verdicts = list(judged(records))
+    if verdicts:
         lines += [
             "",
             "## Targets of the detector",
@@ -320,25 +325,12 @@ def table(records: dict[str, dict[str, Any]]) -> str:
         ]
         lines += [
             f"| {name} | {drop:+.4f} | {allowed:g} | {'kept' if kept else '**missed**'} |"
-            for name, drop, allowed, kept in told
+            for name, drop, allowed, kept in verdicts
         ]
     machine = next((record["environment"] for record in records.values() if record.get("environment")), None)
     if machine is not None:
         lines += ["", f"Measured on {_machine(machine)}."]
     return "\n".join(lines) + "\n"
-
-
-INTRODUCTION = f"""
-Written by `python benchmarks/precision_table.py` from benchmarks/results/precision-table.jsonl.gz; do not edit. INT8, FP8
-and NVFP4 are calibrated on {CALIBRATION} generated pictures of the training side, with the defaults of `quantize`.
-
-- *on*: `kernels` is ONNX Runtime computing in that format on this CPU, as far as it has kernels; `emulation` is FP32 that
-  rounds as the format does ([quantize.md](quantize.md), [cast.md](cast.md)).
-- *lost*: FP32's figure less this one's, on the same pictures. One picture is 0.0019 of the classifiers' top1: a few that lie
-  at the border between two classes go over to the other side whatever the format.
-- *size*: the file that would be shipped. *written in*: its multiply-adds by type.
-- *latency*: median of one query at batch 1, only where kernels computed it.
-"""
 
 
 def _rows(rows: list[tuple[Cell, dict[str, Any] | None]]) -> Iterator[str]:
@@ -391,11 +383,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=[net.name for net in NETS], help="these models [all]")
     parser.add_argument("--again", action="store_true", help="measure cells that are there already")
-    parser.add_argument("--table", action="store_true", help="only write the table from the records")
+    parser.add_argument("--table", action="store_true", help="only print the tables from the records")
     parser.add_argument("--latency-s", type=float, default=2.0, help="length of a latency measurement [2]")
     parser.add_argument("--work", type=Path, help="keep generated pictures here [a temporary folder]")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    parser.add_argument("--markdown", type=Path, default=TABLE)
     parser.add_argument("--check", action="store_true", help="exit 7 when a target is missed")
     given = parser.parse_args()
     records = known(given.out)
@@ -405,9 +396,10 @@ def main() -> int:
             work = given.work or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="precision-table-")))
             work.mkdir(parents=True, exist_ok=True)
             fill(nets, records, given, lambda net: data_of(net, work))
-    given.markdown.write_text(table(records), encoding="utf-8")
-    missed = [name for name, _, _, kept in judged(records) if not kept]
-    for name, drop, allowed, kept in judged(records):
+    print(tables(given.out))
+    verdicts = list(judged(latest(records)))
+    missed = [name for name, _, _, kept in verdicts if not kept]
+    for name, drop, allowed, kept in verdicts:
         print(f"target  {name:<16} AP lost {drop:+.4f}, allowed {allowed:g}: {'kept' if kept else 'MISSED'}")
     return 7 if missed and given.check else 0
 

@@ -37,7 +37,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
 import trt_engine as te
 from serving.hostile_numbers import PLACES, REGION, VALUES, Sender
-from trt_engine.serving.messages import INFERENCE_SERVICE, message, service
+from trt_engine.open_inference.messages import INFERENCE_SERVICE, message, service
 
 MEANT = {503, 504}
 FAILED_CODES = {grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.DATA_LOSS}

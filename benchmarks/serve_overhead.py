@@ -71,8 +71,8 @@ def serve_empty(answers: dict[str, dict[str, Any]], ends: Connection) -> None:
     import uvicorn
     import uvloop
 
-    from trt_engine.serving.http_server import listen
-    from trt_engine.serving.messages import message
+    from trt_engine.open_inference.messages import message
+    from trt_engine.verbs.serve.http_server import listen
 
     http = answers["http"]
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
-from trt_engine.records.summary import percentile
+from trt_engine.records.percentiles import percentile
 
 RESULTS = Path(__file__).resolve().parent / "results" / "startup-cpu.jsonl"
 LIMIT_MS = 100.0

@@ -43,19 +43,19 @@ import networks
 import numpy as np
 
 import trt_engine as te
-from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_sources
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
 from trt_engine.records.streams import CurvePoint
 from trt_engine.runtime.cuda_graph_policy import graph_sizes
-from trt_engine.sizing.arrivals import Sources
-from trt_engine.sizing.capacity import StreamModel, TurnTimes, bootstrap_interval, resample
-from trt_engine.sizing.curve import detect_environment, queue_limit, uses_graphs
-from trt_engine.sizing.simulation import ServiceTimes, simulate
-from trt_engine.sizing.stream_capacity import find_capacity
-from trt_engine.sizing.stream_worker import CurveRequest, DriveRequest, drive, measure_curve, warm_up
+from trt_engine.verbs.size.arrivals import Sources
+from trt_engine.verbs.size.capacity import StreamModel, TurnTimes, bootstrap_interval, resample
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.curve import detect_environment, queue_limit, uses_graphs
+from trt_engine.verbs.size.simulation import ServiceTimes, simulate
+from trt_engine.verbs.size.stream_capacity import find_capacity
+from trt_engine.verbs.size.stream_worker import CurveRequest, DriveRequest, drive, measure_curve, warm_up
 
 ROOT = Path(__file__).resolve().parents[1]
 LATE = 0.01

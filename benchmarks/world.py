@@ -4,7 +4,7 @@
     python benchmarks/world.py DIR --out world.jsonl           all, resumable; --again repeats what was not right
     python benchmarks/world.py DIR --out world.jsonl --only silero --verbs build,cast
     python benchmarks/world.py DIR --out world.jsonl --sample 10 --seed 1      ten of them
-    python benchmarks/world.py --page world.jsonl --before old.jsonl           docs/world.md from the records
+    python benchmarks/world.py --table world.jsonl                              print the tables of docs/world.md
 
 Its environment has torch, torchvision, timm, transformers, ultralytics, onnxscript, ai-edge-litert and trt-engine; what is
 missing leaves its cells `not tried`. TFLite wants `TRT_ENGINE_TF_PYTHON` (docs/convert.md). A cell is one verb on one
@@ -46,7 +46,9 @@ from world_models import MODELS, NETWORKS, Foreign
 from world_reports import REPORTS, Report
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "world.md"
+RECORDS = ROOT / "benchmarks" / "results" / "world-cpu.jsonl"
+BEFORE = RECORDS.with_name("world-cpu-f9e22e1.jsonl")
+"""Of cells that were not right at an earlier commit."""
 LIMIT_S = 1200
 SLOWER = 1.10
 
@@ -544,8 +546,8 @@ def score(cells: list[dict[str, Any]]) -> str:
     return f"{100 * good / max(len(verdicts), 1):.1f} % of {len(verdicts)} cells ({counts})"
 
 
-def page(path: Path, before: Path | None) -> str:
-    """docs/world.md: the score, each cell that is not right with its reason, and one line for each thing."""
+def tables(path: Path = RECORDS, before: Path | None = BEFORE) -> str:
+    """What the site shows on docs/world.md: the score, each cell that is not right, and one line for each thing."""
     cells = latest(path)
     head = json.loads(path.read_text().splitlines()[0])
     kinds = {"model": "trained ONNX models", "source": "TFLite and TorchScript files", "network": "architectures",
@@ -554,10 +556,7 @@ def page(path: Path, before: Path | None) -> str:
         f"{len({c['name'] for c in cells if c['kind'] == kind})} {text}" for kind, text in kinds.items()
     )
     lines = [
-        "# Third-party models and reports",
-        "",
-        f"Made by `benchmarks/world.py`, whose docstring defines the verdicts: {counted}.",
-        f"{len({cell['name'] for cell in cells})} of the {len(subjects())} things in its lists have records so far.",
+        f"{counted}; {len({cell['name'] for cell in cells})} of the {len(subjects())} of the lists have records.",
         f"Right or rightly refused: **{score(cells)}**.",
     ]
     if before is not None:
@@ -613,16 +612,15 @@ def main() -> int:
     parser.add_argument("--sample", type=int, help="so many of them, drawn by --seed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--again", action="store_true", help="what is not right, once more")
-    parser.add_argument("--page", type=Path, metavar="RECORDS")
-    parser.add_argument("--before", type=Path, metavar="RECORDS")
+    parser.add_argument("--table", type=Path, metavar="RECORDS", help="print the tables")
     args = parser.parse_args()
     chosen = [one for one in subjects() if args.only in one.name and one.kind in args.kinds.split(",")]
     if args.sample:
         chosen = random.Random(args.seed).sample(chosen, args.sample)
     if args.fetch:
         fetch(args.fetch, [one.of for one in chosen if isinstance(one.of, Foreign)])
-    if args.page:
-        PAGE.write_text(page(args.page, args.before))
+    if args.table:
+        print(tables(args.table))
     if not args.folder or not args.out:
         return 0
     names = "onnxruntime onnx numpy torch timm transformers torchvision ultralytics ai-edge-litert".split()

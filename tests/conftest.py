@@ -20,8 +20,12 @@ from typing import TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from trt_engine import errors
+
 # the same examples every time, and no clock that judges them: a busy machine is no counterexample
-settings.register_profile("steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "steady", max_examples=50, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 # `pytest --hypothesis-profile=search` looks for new ones
 settings.register_profile("search", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("steady")
@@ -88,6 +92,35 @@ def own_store(_stores: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = next(_stores)
     monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
     return folder
+
+
+@pytest.fixture(scope="module")
+def _store_of_the_file(_stores: Iterator[Path]) -> Path:
+    return next(_stores)
+
+
+@pytest.fixture
+def kept_engines(_store_of_the_file: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests of the file share a store: what one of them built is there for the next.
+
+    Asked for by `pytestmark`; a test of what is built then asks for `empty_store` beside it.
+    """
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(_store_of_the_file))
+
+
+@pytest.fixture
+def empty_store(kept_engines: None, own_store: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A store of the test's own, in a file whose tests share one."""
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(own_store))
+    return own_store
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _messages_as_written() -> Iterator[None]:
+    """Tests compare messages as they stand in the sources, whichever of them has used `te` before."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(errors, "in_shell", True)
+        yield
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,7 +14,7 @@ HANG_S = 240.0
 
 
 PATIENT_COMMAND = (sys.executable, "-c", """
-from trt_engine.cli import main, signals, watchdog
+from trt_engine.cli import main; from trt_engine.command_line import signals, watchdog
 for module, names in (
     (signals, ('NATIVE_CALL_S', 'SHUTDOWN_S', 'SECOND_PRESS_S', '_CLEANUP_S', '_REPORT_S')),
     (watchdog, ('NO_ANSWER_S', 'FORCED_S')),

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from patience import HANG_S
-from trt_engine.cli import serve
+from trt_engine.verbs.serve import command as serve
 
 ROOT = Path(__file__).parents[1]
 HERE = ROOT / "environments"
@@ -94,7 +94,7 @@ def test_the_server_s_pod_has_no_rights_and_is_probed_where_the_server_answers()
     assert server["securityContext"]["readOnlyRootFilesystem"] and server["securityContext"]["capabilities"][
         "drop"
     ] == ["ALL"]
-    source = (ROOT / "src/trt_engine/serving/http_app.py").read_text()
+    source = (ROOT / "src/trt_engine/verbs/serve/http_app.py").read_text()
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         path = server[probe]["httpGet"]["path"]
         assert path in ("/v2/health/live", "/v2/health/ready")

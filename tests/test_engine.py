@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
-import os
-import subprocess
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,7 +12,7 @@ from tensorrt_machines import rtx_header, rtx_plan_bytes, ultralytics_bytes
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.engine import Engine, passport_path, payload_files
 from trt_engine.environment import Environment
-from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
+from trt_engine.errors import EngineError, ModelError, SetupError
 from trt_engine.plan_header import plan_header
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import (
@@ -77,10 +72,6 @@ def test_what_was_sealed_is_what_is_opened(engine: Engine) -> None:
     again.verify()
 
 
-def test_an_engine_is_opened_by_its_passport_and_by_text_too(engine: Engine) -> None:
-    assert Engine.open(str(passport_path(engine.path))).path == engine.path
-
-
 def test_a_passport_is_json_a_person_can_read_with_a_newline_at_its_end(engine: Engine) -> None:
     text = passport_path(engine.path).read_text()
     assert text.endswith("}\n") and '\n  "backend": "fake"' in text
@@ -130,13 +121,6 @@ def test_a_passport_cut_at_any_length_is_refused(engine: Engine) -> None:
             Engine.open(engine.path)
 
 
-@pytest.mark.parametrize("content", [b"\x80\x81", b'{"schema": "trt-engine/passport\xff"}', b"[]", b"null", b"{}"])
-def test_a_passport_of_something_else_is_refused(engine: Engine, content: bytes) -> None:
-    passport_path(engine.path).write_bytes(content)
-    with pytest.raises(EngineError, match="is not a passport"):
-        Engine.open(engine.path)
-
-
 def test_a_newer_passport_is_told_apart_from_a_broken_one_even_when_its_shape_changed(engine: Engine) -> None:
     passport_path(engine.path).write_text('{"schema": "trt-engine/passport", "schema_version": 99, "all": "new"}')
     with pytest.raises(
@@ -161,19 +145,6 @@ def test_a_passport_that_contradicts_itself_is_an_engine_error(engine: Engine, c
     with pytest.raises(EngineError, match="is not a passport") as caught:
         Engine.open(engine.path)
     assert caught.value.exit_code == 10
-
-
-@pytest.mark.parametrize("where", ["outputs", "source_errors", "sensitivity"])
-def test_a_passport_whose_model_overflows_in_the_format_can_be_read(engine: Engine, where: str) -> None:
-    endless = {"y": OutputError(math.inf, math.inf, math.inf, 0.0, math.inf, math.nan)}
-    parity = replace(Parity("plain", "seeded random", 1e-3, passed=True), **{where: endless})
-    kept = Engine.open(Engine.seal(engine.path, replace(engine.passport, parity=parity)).path).passport.parity
-    assert kept is not None and getattr(kept, where)["y"].max_rel > 1e300
-
-
-def test_a_passport_with_facts_of_a_later_minor_kind_is_still_read(engine: Engine) -> None:
-    rewrite(engine, something_new={"a": 1})
-    assert Engine.open(engine.path).signature == engine.signature
 
 
 @pytest.mark.parametrize("name", ["net.engine", "net.weights"])
@@ -231,22 +202,6 @@ def test_a_copy_that_fails_over_an_older_engine_puts_its_payload_and_passport_ba
     assert (target.parent / "net.weights").is_dir()
 
 
-def test_a_copy_of_an_engine_that_is_not_whole_leaves_the_one_that_is_there(engine: Engine, tmp_path: Path) -> None:
-    target = tmp_path / "elsewhere" / "net.engine"
-    there = engine.copy_to(target)
-    engine.path.with_name("net.weights").unlink()
-    with pytest.raises(EngineError, match="is missing, the engine is not whole"):
-        engine.copy_to(target)
-    Engine.open(target).verify()
-    assert there.files == Engine.open(target).files
-
-
-def test_a_copy_onto_itself_changes_nothing(engine: Engine) -> None:
-    engine.copy_to(engine.path)
-    engine.verify()
-    assert Engine.open(engine.path).passport.payload == engine.passport.payload
-
-
 @pytest.mark.parametrize(
     ("head", "version"),
     [
@@ -302,51 +257,6 @@ def test_a_plan_of_tensorrt_rtx_of_another_length_than_its_header_states_is_dama
     assert plan_header(path) is None
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"",
-        b"ftrt",
-        b"ftrt" + bytes(23),
-        b"FTRT" + bytes(40),
-        b"ptrt" + bytes(39),
-        ultralytics_bytes(b"ftrt" + bytes(23)),
-        ultralytics_bytes(b"safe" + bytes(90)),
-        b"vtrt" + bytes(59),
-        b"VTRT" + bytes(90),
-    ],
-)
-def test_what_does_not_begin_as_a_plan_has_no_header(tmp_path: Path, head: bytes) -> None:
-    path = tmp_path / "plan"
-    path.write_bytes(head)
-    assert plan_header(path) is None
-
-
-def test_a_copy_that_does_not_fit_leaves_the_engine_that_was_there(engine: Engine, tmp_path: Path) -> None:
-    target = tmp_path / "out" / "net.engine"
-    older = engine.copy_to(target)
-    bigger = tmp_path / "bigger" / "net.engine"
-    bigger.parent.mkdir()
-    bigger.write_bytes(b"ftrt" + bytes(100_000))
-    newer = Engine.seal(bigger, replace(engine.passport, payload=payload_files(bigger)))
-    program = f"""
-import resource
-from pathlib import Path
-from trt_engine.engine import Engine
-from trt_engine.errors import SetupError
-resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
-try:
-    Engine.open(Path({str(newer.path)!r})).copy_to(Path({str(target)!r}))
-except SetupError as error:
-    print(error.message)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert "larger than this shell allows" in done.stdout, done.stderr
-    Engine.open(target).verify()
-    assert Engine.open(target).passport.payload == older.passport.payload
-    assert not [file.name for file in target.parent.iterdir() if file.name.startswith(".")]
-
-
 @pytest.mark.parametrize("name", ["", ".", ".."])
 def test_a_payload_without_a_name_of_its_own_is_refused(engine: Engine, name: str) -> None:
     beside = passport_path(engine.path)
@@ -371,20 +281,6 @@ def test_a_copy_to_a_link_is_the_engine_that_the_link_names(engine: Engine, tmp_
     assert copy.path == real
     for path in (link, real):
         Engine.open(path).verify()
-
-
-def test_a_pipe_in_the_place_of_a_copy_stays_a_pipe(engine: Engine, tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    before = sorted(path.name for path in tmp_path.iterdir())
-    with pytest.raises(UsageError, match="is a pipe"):
-        engine.copy_to(tmp_path / "pipe")
-    assert (tmp_path / "pipe").is_fifo() and sorted(path.name for path in tmp_path.iterdir()) == before
-
-
-def test_a_passport_names_files_in_any_bytes(engine: Engine) -> None:
-    odd = replace(engine.passport, model=replace(engine.passport.model, file=os.fsdecode(b"\xff.onnx")))
-    assert Engine.seal(engine.path, odd).path == engine.path
-    assert Engine.open(engine.path).passport.model.file == "\ufffd.onnx"
 
 
 @pytest.mark.parametrize(

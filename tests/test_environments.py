@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from patience import HANG_S
 from tensorrt_machines import write
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.cli.verbs_table import VERBS
+from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.trt.rtx_settings import RtxSettings
 from trt_engine.trt.settings import PlanSettings
 from trt_engine.trt.versions import Version, cuda_majors, min_driver_branch, supports
@@ -205,8 +205,7 @@ def spelled(page: Path) -> list[str]:
 
 
 def options_of(verb: str) -> set[str]:
-    module, _ = VERBS[verb]
-    command = import_module(f"trt_engine.cli.{module}" if "." not in module else module).command
+    command = import_module(command_module(verb)).command
     commands = [command, *(command.commands.values() if isinstance(command, click.Group) else ())]
     params = [item for one in commands for item in one.params if isinstance(item, click.Option)]
     return {name for item in params for name in (*item.opts, *item.secondary_opts)} | {"--help", "-h"}
@@ -287,8 +286,8 @@ def literals(path: Path) -> list[str]:
 
 def test_every_line_doctor_can_print_of_tensorrt_is_in_its_page() -> None:
     page = (ROOT / "docs" / "doctor.md").read_text()
-    for source in ("doctor.py", "tensorrt_checks.py"):
-        text = (ROOT / "src/trt_engine/diagnosis" / source).read_text()
+    for source in ("run.py", "tensorrt_checks.py"):
+        text = (ROOT / "src/trt_engine/verbs/doctor" / source).read_text()
         for name in re.findall(r'Diagnosis\(\s*f?"([a-z0-9-]+)', text):
             assert f"`{name.rstrip('-')}" in page, name
 

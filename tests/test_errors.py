@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import pickle
@@ -13,7 +14,7 @@ import pytest
 from trt_engine import errors
 from trt_engine.errors import TrtEngineError
 
-ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if issubclass(item, TrtEngineError)]
+ALL = [item for _, item in inspect.getmembers(errors, inspect.isclass) if hasattr(item, "exit_code")]
 
 
 def test_every_error_is_defined_here_and_has_a_docstring() -> None:
@@ -60,3 +61,15 @@ def test_the_page_on_errors_has_every_exit_code() -> None:
     for item in ALL:
         assert f"`{item.__name__}`" in page, item
         assert re.search(rf"^\| {item.exit_code} \|", page, re.MULTILINE), item
+
+
+def test_ctrl_c_passes_a_loop_that_goes_on_after_errors() -> None:
+    def measure() -> None:
+        raise errors.Interrupted("interrupted after 3 queries", hint="again", partial={"queries": 3})
+
+    for swallowing in (Exception, errors.TrtEngineError):
+        with pytest.raises(KeyboardInterrupt) as stopped, contextlib.suppress(swallowing):
+            measure()
+        assert isinstance(stopped.value, errors.Interrupted) and stopped.value.partial == {"queries": 3}
+    again = pickle.loads(pickle.dumps(stopped.value))
+    assert (str(again), again.partial) == ("interrupted after 3 queries\nhint: again", {"queries": 3})

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trt_engine
+from trt_engine.escapes import escape_control, escape_json
 from trt_engine.format import (
-    escape_control,
-    escape_json,
     format_bytes,
     format_count,
     format_ms,

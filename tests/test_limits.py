@@ -74,11 +74,6 @@ def test_a_pipe_a_device_a_socket_and_a_folder_are_refused_at_once(tmp_path: Pat
         os.chdir(here)
 
 
-def test_a_missing_file_is_the_callers_to_explain(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_bounded(tmp_path / "none")
-
-
 def test_the_page_lists_every_limit_with_its_default() -> None:
     page = (Path(__file__).parent.parent / "docs" / "limits.md").read_text()
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `TRT_ENGINE")]

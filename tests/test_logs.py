@@ -16,11 +16,6 @@ from trt_engine.errors import SetupError, UsageError
 log = logging.getLogger("trt_engine.runtime.context_pool")
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def say_all() -> None:
     for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL):
         log.log(level, "said at %d", level)
@@ -57,22 +52,6 @@ def test_the_root_logger_is_never_touched(tmp_path: Path) -> None:
     assert "not ours" not in (tmp_path / "a.log").read_text()
 
 
-def test_outputs_of_different_levels_do_not_disturb_each_other_and_leave_the_logger_as_it_was() -> None:
-    package = logging.getLogger("trt_engine")
-    package.setLevel(logging.NOTSET)
-    before = package.handlers[:], package.level
-    little, much = io.StringIO(), io.StringIO()
-    quiet, talkative = te.log_to(little, level="error"), te.log_to(much, level="verbose")
-    say_all()
-    talkative.close()
-    talkative.close()
-    say_all()
-    quiet.close()
-    say_all()
-    assert (little.getvalue().count("\n"), much.getvalue().count("\n")) == (4, 5)
-    assert (package.handlers, package.level) == before
-
-
 def test_a_file_is_added_to_and_its_folder_made(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "run.log"
     for text in ("first", "sécond"):
@@ -87,20 +66,6 @@ def test_a_file_that_cannot_be_written_is_an_error_of_ours(tmp_path: Path) -> No
         te.log_to(tmp_path / "file" / "run.log")
     with pytest.raises(UsageError, match="unknown log level"):
         te.log_to(level="loud")
-
-
-def test_colour_is_for_terminals_and_off_with_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    monkeypatch.setenv("TERM", "xterm")
-    screens = [io.StringIO(), Terminal()]
-    for stream in screens:
-        with te.log_to(stream):
-            log.warning("paint")
-    monkeypatch.setenv("NO_COLOR", "1")
-    screens.append(Terminal())
-    with te.log_to(screens[2]):
-        log.warning("paint")
-    assert ["\x1b" in stream.getvalue() for stream in screens] == [False, True, False]
 
 
 def test_lines_of_many_threads_do_not_mix(tmp_path: Path) -> None:
@@ -126,14 +91,3 @@ def test_a_stream_closed_under_us_fails_nobody(tmp_path: Path, capsys: pytest.Ca
         log.error("into the void")
     assert "into the void" in (tmp_path / "run.log").read_text()
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("target", [5, b"run.log", object()])
-def test_what_cannot_be_written_to_is_refused_at_once(target: object) -> None:
-    with pytest.raises(UsageError, match="the log cannot go to"):
-        te.log_to(target)  # type: ignore[arg-type]
-
-
-def test_a_level_that_is_no_word_is_refused() -> None:
-    with pytest.raises(UsageError, match="unknown log level"):
-        te.log_to(level=["info"])  # type: ignore[arg-type]

@@ -45,17 +45,3 @@ def test_the_records_are_of_enough_cases_and_each_disagreement_has_its_reason(pr
 def test_lint_without_a_parser_agrees_with_the_parser_on_onnx_own_tests(program: ModuleType) -> None:
     records = list(program.compare(program.chosen()))
     assert not program.objections(records, program.reasons())
-
-
-@pytest.mark.slow
-def test_a_disagreement_without_a_reason_and_a_reason_without_one_are_objected_to(program: ModuleType) -> None:
-    records = [
-        {"name": f"test_{at}", "standard": True, "agree": at > 1, "static": "yes", "parser": "yes"}
-        for at in range(1902)
-    ]
-    assert program.objections(records, {"test_0": "known", "test_1": "known"}) == []
-    (found,) = program.objections(records, {"test_0": "known"})
-    assert found.startswith("test_1 disagrees")
-    (found,) = program.objections(records, {"test_0": "known", "test_1": "known", "test_2": "old"})
-    assert found.startswith("test_2 agrees")
-    assert "expected 1900" in program.objections(records[:1900], {"test_0": "", "test_1": ""})[0]

@@ -10,9 +10,7 @@ import pytest
 
 import trt_engine as te
 from onnx_models import conv_net
-from trt_engine import progress as module
-from trt_engine.errors import UsageError
-from trt_engine.progress import progress_counter, report_progress
+from trt_engine.progress import report_progress
 
 log = logging.getLogger("trt_engine.tests")
 
@@ -83,29 +81,3 @@ def test_calls_in_two_threads_get_their_own_lines_alone() -> None:
     for thread in threads:
         thread.join()
     assert seen == {"a": ["from a"], "b": ["from b"]}
-
-
-def test_a_counter_writes_a_line_now_and_then_and_a_function_gets_it_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(module, "LOG_EVERY_S", 0.0)
-    seen: list[te.Progress] = []
-    with report_progress(seen.append):
-        progress_counter("reading", "batches")(3, 8)
-    assert [(at.text, at.done, at.total, at.unit) for at in seen] == [("reading: 3 of 8 batches", 3, 8, "batches")]
-    with report_progress(True):
-        progress_counter("reading", "batches")(3, None)
-        monkeypatch.setattr(module, "LOG_EVERY_S", 3600.0)
-        progress_counter("reading", "batches")(4, None)
-    assert "reading: 3 batches" in (err := capfd.readouterr().err) and "4 batches" not in err
-
-
-def test_control_characters_of_a_name_do_not_reach_the_terminal(capfd: pytest.CaptureFixture[str]) -> None:
-    with report_progress(True):
-        log.info("model \x1b[2J\nforged")
-    assert capfd.readouterr().err.endswith("s] model \\x1b[2J\\nforged\n")
-
-
-def test_progress_that_is_no_function_is_refused(model: Path) -> None:
-    with pytest.raises(UsageError, match="`progress` is 'yes', expected True, False or a function"):
-        te.build(model, progress="yes")  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -14,23 +15,22 @@ import click
 import pytest
 
 import trt_engine as te
-from trt_engine.cli.verbs_table import VERBS
-from trt_engine.config.batch import BatchConfig
+from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.config.bench import BenchConfig, BenchRunConfig, CompareConfig, ProfileConfig
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.config.convert import ConvertConfig
-from trt_engine.config.deploy import DeepstreamConfig, RayConfig, TritonConfig
 from trt_engine.config.evaluate import EvaluateConfig, InferConfig
-from trt_engine.config.loadtest import LoadtestConfig
-from trt_engine.config.migrate import MigrateConfig
 from trt_engine.config.precision import CalibrateConfig, CastConfig, QuantizeConfig, RangesConfig, SearchConfig
-from trt_engine.config.run import RunConfig
-from trt_engine.config.serve import ServeConfig
 from trt_engine.config.settings import Setting, settings
-from trt_engine.config.size import SizeConfig
-from trt_engine.config.upgrade import UpgradeConfig
 from trt_engine.errors import UsageError
-from trt_engine.sweep.plan_file import plan_schema
+from trt_engine.verbs.batch.config import BatchConfig
+from trt_engine.verbs.deploy.config import DeepstreamConfig, RayConfig, TritonConfig
+from trt_engine.verbs.loadtest.config import LoadtestConfig
+from trt_engine.verbs.migrate.config import MigrateConfig
+from trt_engine.verbs.run.config import RunConfig
+from trt_engine.verbs.serve.config import ServeConfig
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.upgrade_check.config import UpgradeConfig
 
 ROOT = Path(__file__).parents[1]
 OWN: dict[str, type] = {
@@ -66,7 +66,7 @@ def test_a_line_is_a_flag_with_its_help(name: str) -> None:
     if verb not in VERBS:
         assert verb == "calibrate" and not any(item.flags for item in settings(OWN[name]))
         return
-    command: click.Command = importlib.import_module(f"trt_engine.cli.{VERBS[verb][0]}").command
+    command: click.Command = importlib.import_module(command_module(verb)).command
     if isinstance(command, click.Group):
         command = command.commands[action]
     options = {item.name: item for item in command.params if isinstance(item, click.Option)}
@@ -100,7 +100,7 @@ def test_a_line_is_a_keyword_argument_with_its_type_and_help(verb: str) -> None:
 
 
 def test_a_line_is_in_the_schema_of_a_plan() -> None:
-    schema = plan_schema()["properties"]
+    schema = json.loads((ROOT / "docs" / "run.schema.json").read_text())["properties"]
     for key, config in (("bench", BenchConfig), ("build", BuildConfig), ("quantize", QuantizeConfig)):
         known = {item.name: item for item in settings(config)}
         found = schema[key]["properties"]

@@ -1,8 +1,9 @@
 """What the tree weighs: lines, statements, long functions and modules, repeated blocks, probed members.
 
-    python tools/counts.py [TREE ...]
+    python tools/counts.py [--check] [TREE ...]
 
-prints one column for each tree (a checkout of this repository; default: this one).
+prints one column for each tree (a checkout of this repository; default: this one). With `--check` the exit code is 1 where
+this tree exceeds the budget, the table of docs/adr/0008-budget.md: a measure rises by a line there that says what for.
 
 - Source lines are all lines of `src/**/*.py`; statements are `ast.stmt` nodes.
 - Parameters are counted without `self` and `cls`; the length of a function is from its `def` to its last line.
@@ -14,23 +15,67 @@ prints one column for each tree (a checkout of this repository; default: this on
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import words
 
-__all__ = ["counts", "main"]
+__all__ = ["budgeted", "check", "counts", "main"]
 
+ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = 6
 
 
 def main(trees: list[str]) -> int:
-    roots = [Path(tree) for tree in trees] or [Path(__file__).resolve().parents[1]]
+    if trees == ["--check"]:
+        return check(ROOT)
+    roots = [Path(tree) for tree in trees] or [ROOT]
     columns = [counts(root) for root in roots]
     for name in columns[0]:
         sys.stdout.write(f"{name:48}" + "".join(f"{column[name]:>10,}" for column in columns) + "\n")
     return 0
+
+
+def check(root: Path) -> int:
+    """1, with the measures on stderr, where the tree at `root` exceeds its budget."""
+    page = root / "docs" / "adr" / "0008-budget.md"
+    rows = re.findall(r"^\| ([a-z ]+) \| ([\d,]+) \|", page.read_text(), re.MULTILINE)
+    budget = {name: int(most.replace(",", "")) for name, most in rows}
+    found = budgeted(root)
+    if budget.keys() != found.keys():
+        sys.stderr.write(f"{page.name} has {sorted(budget)}, measured are {sorted(found)}\n")
+        return 1
+    over = [f"{name}: {found[name]:,}, at most {most:,}\n" for name, most in budget.items() if found[name] > most]
+    if over:
+        sys.stderr.write("".join([*over, f"hint: take something out, or state in {page.name} what the rise is for\n"]))
+    return int(bool(over))
+
+
+def budgeted(root: Path) -> dict[str, int]:
+    """Measure -> number, for what has a budget."""
+    source, trees = root / "src" / "trt_engine", {}
+    for folder in ("records", "config", "backends", "verbs"):
+        kept = "config.py" if folder == "verbs" else "*.py"
+        trees[folder] = [ast.parse(path.read_text()) for path in (source / folder).rglob(kept)]
+    records = [node for tree in trees["records"] for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    verbs = re.findall(r'^    "[a-z-]+": "', (source / "cli" / "verbs_table.py").read_text(), re.MULTILINE)
+    return {
+        "source lines": sum(path.read_text().count("\n") for path in source.rglob("*.py")),
+        "test lines": sum(path.read_text().count("\n") for path in (root / "tests").rglob("*.py")),
+        "verbs": len(verbs),
+        "settings": sum(
+            isinstance(node, ast.Call) and ast.unparse(node.func) in ("opt", "settings.opt")
+            for folder in ("config", "backends", "verbs")
+            for tree in trees[folder]
+            for node in ast.walk(tree)
+        ),
+        "record types": len(records),
+        "record fields": sum(isinstance(item, ast.AnnAssign) for record in records for item in record.body),
+        "words of docs": sum(len(path.read_text().split()) for path in (root / "docs").rglob("*.md")),
+        "words of the changelog": len((root / "CHANGELOG.md").read_text().split()),
+    }
 
 
 def counts(root: Path) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Public docstrings: do they name the errors raised, the axes and dtypes of arrays, and the units of numbers?
 
-    python tools/docstrings.py [ROOT] [--list]
+    python tools/docstrings.py [ROOT] [--list | --names]
 
 Checked: `te.*`, and all public functions and methods in `runtime/`, `graph/` and `precision/`. By rule:
 
@@ -9,6 +9,11 @@ Checked: `te.*`, and all public functions and methods in `runtime/`, `graph/` an
 - `arrays`: a function that takes or returns arrays names their axes or shapes, and their dtypes.
 - `units`: a function that takes or returns a float says what it counts, in the name (`wait_ms`) or in the docstring.
 
+With `--names`, of all docstrings of the package:
+
+- `stale`: a word in backticks, lower-case letters alone, stands in the code of its module or is defined somewhere.
+- `headless`: none begins with "Of".
+
 Prints the share of docstrings that do, by rule and area; the exit code is 1 when one does not.
 """
 
@@ -16,6 +21,8 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
+import keyword
 import re
 import sys
 from collections.abc import Iterator
@@ -107,7 +114,7 @@ class Source:
         found: dict[str, tuple[str, ...]] = {}
         for name, node in module.classes.items():
             base = next((one.id for one in node.bases if isinstance(one, ast.Name)), "")
-            if base == "Exception" or base in found:
+            if base == "Explained" or base in found:  # what TrtEngineError and Interrupted are
                 found[name] = (name, *found.get(base, ()))
         return found
 
@@ -307,13 +314,59 @@ def findings(source: Source, names: list[Name]) -> Iterator[str]:
                 yield f"{name.place}: {name.title.removeprefix('trt_engine.')}: {rule}: {missing}"
 
 
+_FOREIGN = {
+    "dyn", "ftrt", "vtrt", "tensorrt_onnxparser_rtx", "get_converted_buffer", "resize_", "set_", "nohup", "h_out",
+    "report_md", "audio_signal", "ast", "convert_to_mixed_precision", "ptrt", "stride", "launch__func_cache_config",
+}  # fmt: skip
+"""Names of other projects, and examples of names that users choose."""
+
+
+def docstring_findings(source: Source) -> Iterator[str]:
+    """`path:line: stale: name` and `path:line: headless: first words`, for every docstring of the package."""
+    defined = (
+        {part for name in source.modules for part in name.split(".")} | _FOREIGN | {*dir(builtins), *keyword.kwlist}
+    )
+    found: list[tuple[str, int, str, set[str]]] = []
+    for path in source.modules.values():
+        own: set[str] = set()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, Function | ast.ClassDef):
+                defined.add(node.name)
+            elif isinstance(node, ast.Attribute):
+                defined.add(node.attr)
+            elif isinstance(node, ast.AnnAssign):
+                defined.add(ast.unparse(node.target))
+            elif isinstance(node, ast.Name):
+                own.add(node.id)
+            elif isinstance(node, ast.arg | ast.keyword):
+                own.add(node.arg or "")
+            elif isinstance(node, ast.alias):
+                own.update(f"{node.name}.{node.asname}".split("."))
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                found.append((str(path), node.lineno, str(node.value.value), own))
+                node.value.value = None  # the walk comes to it next, and it defines nothing
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value) < 60:
+                defined.update(re.findall(r"\w+", node.value))
+    for place, line, text, own in found:
+        for word in re.findall(r"(?<!`)`([a-z_]{3,})`(?!`)", text):
+            if word not in own and word not in defined:
+                yield f"{place}:{line}: stale: {word}"
+        if text.startswith("Of "):
+            yield f"{place}:{line}: headless: {text.splitlines()[0]}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     default = Path(__file__).resolve().parents[1] / "src" / "trt_engine"
     parser.add_argument("root", nargs="?", type=Path, default=default)
     parser.add_argument("--list", action="store_true", help="every docstring that says too little")
+    parser.add_argument("--names", action="store_true", help="`stale` and `headless` alone")
     args = parser.parse_args()
     source = Source(args.root)
+    if args.names:
+        found = list(docstring_findings(source))
+        sys.stdout.write("".join(f"{line}\n" for line in found))
+        return int(bool(found))
     names = list(public_names(source))
     found = list(findings(source, names))
     if args.list:

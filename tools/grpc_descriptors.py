@@ -1,4 +1,4 @@
-"""Write src/trt_engine/serving/inference.binpb: the descriptors of the gRPC services, from the `.proto` files beside it.
+"""Write src/trt_engine/open_inference/inference.binpb: the descriptors of the gRPC services, from the `.proto` files there.
 
 python tools/grpc_descriptors.py            write it
 python tools/grpc_descriptors.py --check    exit 1 if it is not up to date
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-FOLDER = Path(__file__).resolve().parents[1] / "src" / "trt_engine" / "serving"
+FOLDER = Path(__file__).resolve().parents[1] / "src" / "trt_engine" / "open_inference"
 TARGET = FOLDER / "inference.binpb"
 SOURCES = ("inference.proto", "health.proto")
 

@@ -1,4 +1,4 @@
-"""Write src/trt_engine/migration/removed_names.json: the names that a major release of TensorRT removed.
+"""Write src/trt_engine/verbs/migrate/removed_names.json: the names that a major release of TensorRT removed.
 
     python tools/removed_names.py --headers 8.6.1=DIR[:DIR] --headers 10.0.1=DIR --headers 10.16.1=DIR --headers 11.1.0=DIR
 
@@ -22,7 +22,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "src")]
 
 from bindings import harness  # noqa: E402
 
-TARGET = ROOT / "src" / "trt_engine" / "migration" / "removed_names.json"
+TARGET = ROOT / "src" / "trt_engine" / "verbs" / "migrate" / "removed_names.json"
 STEPS = {"10.0": (("8.6.1", "10.0.1"), ("8.6.1", "10.0.1")), "11.0": (("10.16.1", "11.0.0"), ("10.16.1", "11.1.0"))}
 """Release -> the pair of bindings and the pair of headers that show what it removed."""
 OLD = "8.6.1"

@@ -1,4 +1,5 @@
-"""Write docs/schemas/: the JSON Schema of every document a verb prints with `--json`, from the record types.
+"""Write docs/schemas/, the JSON Schema of every document a verb prints with `--json`, from the record types, and
+docs/run.schema.json, that of a plan.
 
 python tools/schemas.py            write them
 python tools/schemas.py --check    exit 1 if one is not up to date
@@ -7,15 +8,19 @@ python tools/schemas.py --check    exit 1 if one is not up to date
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import inspect as inspect_source
 import json
 import sys
+import typing
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
 
+from trt_engine.config.settings import settings
 from trt_engine.records import (
     batch,
     bench,
@@ -39,8 +44,10 @@ from trt_engine.records import (
     sweep,
     upgrade,
 )
+from trt_engine.records.dry_run import DryRun
 from trt_engine.reporting.pack import PackReport
-from trt_engine.sweep.plan_file import plan_schema
+from trt_engine.verbs.run.plan_file import PlanFile
+from trt_engine.verbs.run.yaml_schema import setting_aliases, union_members
 
 FOLDER = Path(__file__).resolve().parents[1] / "docs" / "schemas"
 PLAN = FOLDER.parent / "run.schema.json"
@@ -149,7 +156,7 @@ class Error:
 
 # document -> its types; several where a verb answers differently for different files
 DOCUMENTS: dict[str, tuple[type, ...]] = {
-    "size": (size.SizeReport, size.SizePlan),
+    "size": (size.SizeReport, DryRun),
     "inspect": (inspect.ModelReport, EngineDocument, inspect.RunReport, bundle.BundleState),
     "lint": (lint.LintReport,),
     "migrate": (migrate.MigrateReport,),
@@ -159,18 +166,18 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "bundle": (bundle.BundleReport,),
     "cast": (precision.CastReport,),
     "quantize": (precision.QuantizeReport,),
-    "search": (search.SearchReport, search.SearchPlan),
-    "bench": (bench.BenchReport, bench.BenchPlan),
+    "search": (search.SearchReport, DryRun),
+    "bench": (bench.BenchReport, DryRun),
     "bench-log": (LogDocument,),
-    "profile": (profile.ProfileReport, profile.ProfilePlan),
-    "loadtest": (loadtest.LoadtestReport, loadtest.LoadtestPlan),
-    "compare": (compare.CompareReport, compare.ComparePlan),
+    "profile": (profile.ProfileReport, DryRun),
+    "loadtest": (loadtest.LoadtestReport, DryRun),
+    "compare": (compare.CompareReport, DryRun),
     "upgrade-check": (upgrade.UpgradeReport,),
     "diff": (compare.EngineDiff,),
-    "infer": (infer.InferReport, infer.InferPlan),
-    "evaluate": (evaluate.EvaluateReport, evaluate.EvaluatePlan),
+    "infer": (infer.InferReport, DryRun),
+    "evaluate": (evaluate.EvaluateReport, DryRun),
     "serve": (serve.ServeReport,),
-    "batch": (batch.BatchReport, batch.BatchPlan),
+    "batch": (batch.BatchReport, DryRun),
     "deploy": (deploy.DeployReport,),
     "run": (sweep.RunSummary, sweep.RunPlan),
     "run-manifest": (sweep.RunManifest,),
@@ -178,7 +185,7 @@ DOCUMENTS: dict[str, tuple[type, ...]] = {
     "pack": (PackDocument,),
     "doctor": (diagnosis.DoctorReport,),
     "cache": (build.CacheReport,),
-    "ranges": (precision.RangesReport, precision.RangesPlan),
+    "ranges": (precision.RangesReport, DryRun),
     "example": (Example,),
     "docs": (Docs,),
     "completion": (Completion,),
@@ -237,6 +244,80 @@ def schema(name: str) -> dict[str, Any]:
 
 def text(name: str) -> str:
     return json.dumps(schema(name), indent=2) + "\n"
+
+
+def plan_schema() -> dict[str, Any]:
+    """The JSON Schema of a plan."""
+    definitions: dict[str, Any] = {}
+    whole = _object_schema(PlanFile, definitions)
+    return {
+        "$schema": DRAFT,
+        "title": "trt-engine run plan",
+        "description": (PlanFile.__doc__ or "").strip().splitlines()[0],
+        **whole,
+        "$defs": dict(sorted(definitions.items())),
+    }
+
+
+def _object_schema(form: type, definitions: dict[str, Any]) -> dict[str, Any]:
+    hints, properties, required = typing.get_type_hints(form), {}, []
+    for item in dataclasses.fields(form):
+        meta = item.metadata
+        if meta.get("config") is not None:
+            made: dict[str, Any] = {
+                "type": "object",
+                "additionalProperties": False,
+                "properties": {
+                    name: {"description": one.help} | ({"enum": [*one.choices]} if one.choices else {})
+                    for one in settings(meta["config"])
+                    if one.name not in meta["leave_out"]
+                    for name in setting_aliases(one)
+                },
+            }
+        else:
+            made = _type_schema(hints[item.name], definitions, meta)
+        properties[item.name] = {**made, "description": meta["help"]}
+        for also in meta.get("also", ()):
+            properties[also] = {**made, "description": f"Alias of `{item.name}`."}
+        if item.default is item.default_factory is dataclasses.MISSING:
+            names = [item.name, *meta.get("also", ())]
+            required.append(
+                {"required": names} if len(names) == 1 else {"oneOf": [{"required": [name]} for name in names]}
+            )
+    stated = {"type": "object", "additionalProperties": False, "properties": properties}
+    return stated | ({"allOf": required} if required else {})
+
+
+def _type_schema(kind: Any, definitions: dict[str, Any], limits: Mapping[str, Any]) -> dict[str, Any]:
+    members = union_members(kind)
+    if len(members) > 1:
+        return {"anyOf": [_type_schema(one, definitions, limits) for one in members]}
+    origin = typing.get_origin(kind)
+    if origin is Literal:
+        return {"enum": list(typing.get_args(kind))}
+    if origin is tuple:
+        inner = union_members(typing.get_args(kind)[0])
+        many = {"type": "array", "minItems": 1, "items": _type_schema(typing.get_args(kind)[0], definitions, limits)}
+        alone = [_type_schema(one, definitions, limits) for one in inner if not dataclasses.is_dataclass(one)]
+        return {"anyOf": [many, *alone]}  # a list of one may be written as its item
+    if origin is dict:
+        inner = typing.get_args(kind)[1]  # a string may look like a number: `optimization_level: 4`
+        values = {"type": ["string", "number", "boolean"]} if inner is str else _type_schema(inner, definitions, {})
+        return {"type": "object", "additionalProperties": values}
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        name = kind.__name__
+        if name not in definitions:
+            definitions[name] = {}
+            definitions[name] = {
+                "description": (kind.__doc__ or "").strip().splitlines()[0],
+                **_object_schema(kind, definitions),
+            }
+        return {"$ref": f"#/$defs/{name}"}
+    made = {"type": {int: "integer", float: "number", bool: "boolean", str: "string", type(None): "null"}[kind]}
+    if kind in (int, float):
+        made |= {"minimum": limits["least"]} if limits.get("least") is not None else {}
+        made |= {"maximum": limits["most"]} if limits.get("most") is not None else {}
+    return made
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Write verbs/settings_types.pyi (the settings as typed keyword arguments, from the classes of config/) and __init__.pyi.
+"""Write verbs/settings_types.pyi (the settings as typed keyword arguments, from the config classes) and __init__.pyi.
 
 python tools/settings_types.py            write it
 python tools/settings_types.py --check    exit 1 if it is not up to date
@@ -23,25 +23,15 @@ SOURCE = Path(__file__).resolve().parents[1] / "src" / "trt_engine"
 sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is installed
 
 import trt_engine  # noqa: E402
-from trt_engine.config import (  # noqa: E402
-    batch,
-    bench,
-    build,
-    convert,
-    deploy,
-    evaluate,
-    loadtest,
-    migrate,
-    precision,
-    profiles,
-    run,
-    runtime,
-    serve,
-    settings,
-    size,
-    streams,
-    upgrade,
-)
+from trt_engine.config import bench, build, convert, evaluate, precision, profiles, runtime, settings, streams  # noqa: E402
+from trt_engine.verbs.batch import config as batch  # noqa: E402
+from trt_engine.verbs.deploy import config as deploy  # noqa: E402
+from trt_engine.verbs.loadtest import config as loadtest  # noqa: E402
+from trt_engine.verbs.migrate import config as migrate  # noqa: E402
+from trt_engine.verbs.run import config as run  # noqa: E402
+from trt_engine.verbs.serve import config as serve  # noqa: E402
+from trt_engine.verbs.size import config as size  # noqa: E402
+from trt_engine.verbs.upgrade_check import config as upgrade  # noqa: E402
 
 _MODULES = (
     batch,
@@ -215,16 +205,20 @@ def inherited(kind: Kind) -> set[str]:
 
 
 def fields_of(kind: Kind) -> Iterator[tuple[str, str, str]]:
-    """Name, annotation and help of each setting, once."""
-    seen = set(LEAVE_OUT.get(kind.name, ()))
-    seen |= inherited(kind)
+    """Name, annotation and help of each setting: those of the first class that has it, or of each target's."""
+    elsewhere = {*LEAVE_OUT.get(kind.name, ()), *inherited(kind)}
+    found: dict[str, tuple[list[str], list[str]]] = {}
     for owner in kind.configs:
         helps = {one.name: one.help for one in settings.settings(owner)}
         for item in dataclasses.fields(owner):
-            if item.name in seen:
-                continue
-            seen.add(item.name)
-            yield item.name, annotation(owner, item), helps.get(item.name, "")
+            taken, texts = found.setdefault(item.name, ([], []))
+            one = annotation(owner, item)
+            if not taken or (kind.name == "DeploySettings" and one not in taken):
+                taken.append(one)
+                texts.append(helps.get(item.name, ""))
+    for name, (taken, texts) in found.items():
+        if name not in elsewhere:
+            yield name, " | ".join(taken), "; ".join(filter(None, texts))
 
 
 def imports(words: set[str]) -> str:

@@ -1,12 +1,15 @@
-"""MkDocs hooks of `make docs`: the generated reference pages, and a site without external addresses.
+"""MkDocs hooks of `make docs`: generated reference pages, tables of measurements, and a site without external addresses.
 
-`reference/settings.md`, `records.md` and `errors.md` exist in the site alone: they are written from the settings
-classes, docs/schemas and `trt_engine.errors` whenever the site is built, so they cannot be out of date.
+The pages of `reference/` exist in the site alone (some of them in `trt-engine docs` too): they are written from the
+settings classes, the tables of trtexec and inductor, docs/schemas and `trt_engine.errors` whenever the site is built.
+A page of `TABLES` has a line `<!-- tables -->`, which becomes the tables of its program in benchmarks/ over the
+committed records.
 """
 
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -19,12 +22,40 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
 from trt_engine import errors  # noqa: E402
-from trt_engine.verbs.settings_page import settings_page  # noqa: E402
+from trt_engine.verbs.docs.inductor_page import inductor_page  # noqa: E402
+from trt_engine.verbs.docs.settings_page import settings_page  # noqa: E402
+from trt_engine.verbs.docs.trtexec_page import trtexec_page  # noqa: E402
 
 _WORKER = "assets/iframe-worker.js"
 _PARSE_QUERY = r"""split(/"([^"]+)"/g)"""
-_PLAIN_QUERY = r"""replace(/(^|\s)-+(?=\S)|:/g,"$1 ")."""
-"""Search for `Unknown option: --fp16`: a dash would exclude a word, a colon name a field."""
+_PLAIN_QUERY = (
+    r"""replace(/(^|\s)-+(?=\S)|:/g,"$1 ")"""
+    r""".replace(/\b(a|an|and|as|be|by|can|do|does|for|from|how|i|in|is|it|many|my|not|of|on|or|the|to|which|with)\b/gi,"")."""
+)
+"""Search for `Unknown option: --fp16`: a dash would exclude a word, a colon name a field; `as` would find `asyncio`."""
+_SEARCHED = {
+    "backends.md": "default",
+    "build.md": "dynamic kv",
+    "cameras.md": "cascade late frames",
+    "deploy.md": "bbox config.pbtxt nms",
+    "deployment.md": "compatible container deserialize docker version",
+    "devices.md": "zero",
+    "errors.md": "exit ctrl",
+    "extending.md": "custom",
+    "first-engine.md": "api python",
+    "onnxruntime.md": "external onnxruntime",
+    "precision.md": "nan",
+    "profile.md": "nsight nsys",
+    "protocols.md": "warm warmup",
+    "ranges.md": "nan overflow",
+    "runtime.md": "api asyncio await ctrl fastapi fork gunicorn kv python zero",
+    "serve.md": "authentication dynamic fastapi shared token",
+    "tensorrt.md": "compatible license plugin timing",
+    "troubleshooting.md": "faq logging onnxruntime",
+    "trtexec.md": "saveengine trtexec",
+    "vision.md": "decoder decoders detr nms preprocessing",
+}
+"""Words that people search a page by and that its title lacks. The search ranks them over titles."""
 _EXTERNAL = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`<>)\\]+")
 
 
@@ -270,9 +301,30 @@ def errors_page() -> str:
 
 PAGES = {
     "reference/settings.md": settings_page,
+    "reference/trtexec.md": trtexec_page,
+    "reference/inductor.md": inductor_page,
     "reference/records.md": records_page,
     "reference/errors.md": errors_page,
 }
+
+TABLES = {
+    "export-table.md": "export_table.py",
+    "gpu-suite.md": "gpu/suite_table.py",
+    "gpu-zoo.md": "gpu/zoo.py",
+    "precision-table.md": "precision_table.py",
+    "world.md": "world.py",
+}
+"""Page of measurements -> the program in benchmarks/ whose `tables()` renders them."""
+TABLES_HERE = "<!-- tables -->"
+
+
+def measured_tables(page: str) -> str:
+    """The tables of a page of measurements, from the committed records."""
+    program = ROOT / "benchmarks" / TABLES[page]
+    if str(program.parent) not in sys.path:
+        sys.path.append(str(program.parent))
+    made: str = importlib.import_module(program.stem).tables()
+    return made
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -289,8 +341,11 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
     The search prefers the pages of questions and verbs, and lists the reference last.
     """
+    if page.file.src_uri in TABLES:
+        markdown = markdown.replace(TABLES_HERE, measured_tables(page.file.src_uri))
     above = page.parent.title if page.parent is not None else ""
     page.meta["search"] = {"boost": {"How to": 2, "Verbs": 2, "Reference": 0.5}.get(above, 1)}
+    page.meta["tags"] = _SEARCHED.get(page.file.src_uri, "").split()
     markdown = (
         re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown)
         if "/" not in page.file.src_uri

@@ -94,7 +94,7 @@ def command() -> str:
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "trt_engine": te.__version__}
-    for name in ("onnxruntime-gpu", "onnxruntime", "uvicorn", "httptools", "uvloop", "grpcio", "protobuf"):
+    for name in ("onnxruntime-gpu", "onnxruntime", "httptools", "uvloop", "grpcio", "protobuf"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[name] = metadata.version(name)
     return found

@@ -79,7 +79,7 @@ def arguments() -> argparse.Namespace:
         "--steps", choices=MODELS, help="measure the steps from ONNX Runtime's CPU provider to the engine"
     )
     made.add_argument(
-        "--table", action="store_true", help="only write docs/gpu-suite.md and its chart from the records"
+        "--table", action="store_true", help="only print the tables, and write the chart of docs/gpu-suite.md"
     )
     made.add_argument("--again", action="store_true", help="measure cells that are in the records already")
     made.add_argument("--seconds", type=float, default=4.0, help="of interleaved measurement in a cell [4]")
@@ -349,7 +349,7 @@ def main() -> int:
     if args.table:
         import suite_table
 
-        return int(suite_table.write(read(args.out), args.out.name))
+        return int(suite_table.write(args.out))
     os.environ.setdefault("CXX", "/usr/bin/g++")
     with contextlib.ExitStack() as stack:
         folder = args.folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpu-suite-")))

@@ -1,13 +1,15 @@
-"""docs/gpu-suite.md and its chart from the records of `suite.py`."""
+"""The tables of docs/gpu-suite.md, which the site renders from the records of `suite.py`, and its chart."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE, CHART = ROOT / "docs" / "gpu-suite.md", ROOT / "docs" / "assets" / "gpu-suite.svg"
+RECORDS = ROOT / "benchmarks" / "results" / "gpu-suite-h200.jsonl"
+CHART = ROOT / "docs" / "assets" / "gpu-suite.svg"
 TITLES = {"vit": "ViT-B/16", "resnet50": "ResNet-50", "yolo": "YOLOv10m", "bert": "BERT-base"}
 PEERS = ("torch eager", "torch compiled", "torch compiled autotuned", "onnxruntime plain", "onnxruntime own fusion")
 STEPS = {
@@ -33,22 +35,6 @@ GRID = (
     *((model, batch, "fp16", True) for model in ("vit", "resnet50") for batch in (1, 64)),
 )
 """The whole suite: model, batch, precision, and whether kernels are chosen by longer measurement (`--autotune-s`)."""
-READING = """\
-Median milliseconds of one batch, all ways interleaved in one process, each call to the end of the device's work, inputs and
-outputs on the GPU. Engines: `infer(..., on_device=True)` / `bind`. The ratio is of paired blocks, with its 95 % interval;
-*floor* is the arithmetic at the measured rate of a large product; *error* is the largest difference from the same weights in
-FP32, as a part of the largest value. Weights are random: errors of quantized cells say nothing of trained models. Quantized
-cells have FP16 peers.
-"""
-BUILDS = """\
-*First*: with an empty store, several builds beside each other. *Again*: the same command, from the store. Times of `auto`
-and of searches do not contain the candidates that were built before.
-"""
-SPLIT = """\
-A factor of hundreds between "CUDA provider" and an engine is not due to kernels alone: a session that asks for CUDA and does
-not get it runs on the CPU, where FP16 may have no fast kernels. On this machine the whole way is **{}x**; each row changes
-one thing, and the factors multiply.
-"""
 
 
 def latest(records: Sequence[dict[str, Any]], schema: str) -> list[dict[str, Any]]:
@@ -150,7 +136,7 @@ def steps(record: dict[str, Any]) -> Iterator[str]:
     yield f"## From the CPU provider to the engine: {title(record)}"
     yield ""
     first, last = next(iter(found.values())), [*found.values()][-1]
-    yield SPLIT.format(f"{first / last:.0f}")
+    yield f"The whole way is **{first / last:.0f}x**."
     yield ""
     yield "| step | ms | faster than the row before | than the first | due to |"
     yield "| --- | ---: | ---: | ---: | --- |"
@@ -167,22 +153,20 @@ def steps(record: dict[str, Any]) -> Iterator[str]:
         yield f"\n{name}: not measured ({reason})"
 
 
-def page(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
+def tables(path: Path = RECORDS) -> str:
+    """All tables in Markdown, from the file of records."""
+    return "\n".join(_tables([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]))
+
+
+def _tables(records: Sequence[dict[str, Any]]) -> Iterator[str]:
     suite, split = latest(records, "suite"), latest(records, "steps")
     machine = (suite or split)[-1]["environment"]
-    yield "# GPU benchmark suite"
-    yield ""
-    yield f"Written by `python benchmarks/gpu/suite.py --table` from benchmarks/results/{source}; do not edit."
-    yield ""
     yield f"Machine: {machine['gpu'] or machine['cpu']}, driver {machine['driver']}, {libraries(machine)}."
     ceilings = next((record["ceilings"] for record in reversed(suite) if record["ceilings"]), {})
     if ceilings:
         rates = ", ".join(f"{name} {value:g}" for name, value in ceilings.items() if name != "copy_tb_s")
         yield f"Ceilings beside the last cell, TFLOP/s of a large product: {rates}; copy {ceilings['copy_tb_s']:g} TB/s."
     yield ""
-    yield "![Times relative to the best peer](assets/gpu-suite.svg)"
-    yield ""
-    yield READING
     yield from cells(suite)
     yield ""
     for record in suite:
@@ -202,7 +186,6 @@ def page(records: Sequence[dict[str, Any]], source: str) -> Iterator[str]:
         yield ""
         yield "## Builds"
         yield ""
-        yield BUILDS
         yield from builds(suite)
     for record in split:
         if record["state"] == "measured":
@@ -247,12 +230,12 @@ def chart(records: Sequence[dict[str, Any]]) -> str:
     ])  # fmt: skip
 
 
-def write(records: Sequence[dict[str, Any]], source: str, page_path: Path = PAGE, chart_path: Path = CHART) -> int:
-    """Write both files; 5 where there is no record. `source`: the file the records are from."""
-    if not records:
+def write(path: Path = RECORDS, chart_path: Path = CHART) -> int:
+    """Print the tables and write the chart; 5 where there is no record."""
+    if not path.exists() or not path.stat().st_size:
         print("no records")
         return 5
-    page_path.write_text("\n".join(page(records, source)) + "\n", encoding="utf-8")
+    print(tables(path))
+    records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     chart_path.write_text(chart(latest(records, "suite")), encoding="utf-8")
-    print(f"wrote {page_path.name} and {chart_path.name}")
     return 0

@@ -4,7 +4,7 @@
     python benchmarks/gpu/zoo.py --folder /tmp/zoo --only unet,resnet18 --batches 1   some of them
     python benchmarks/gpu/zoo.py --folder /tmp/zoo --only distilbert:16 --profile     kernels of ours and of the peers
     python benchmarks/gpu/zoo.py --folder /tmp/zoo --device cpu --only crnn           tries the program out
-    python benchmarks/gpu/zoo.py --table                                              docs/gpu-zoo.md from the records
+    python benchmarks/gpu/zoo.py --table                                              the tables of docs/gpu-zoo.md
 
 Of each network in `zoo_networks.py`: `convert`; then per batch, in FP16, engines of the backends `inductor` and
 `onnxruntime` and torch.compile's code, each built in a process of its own, several at a time. Their seconds are of a
@@ -433,9 +433,9 @@ def read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def table(records: list[dict[str, Any]]) -> str:
-    """docs/gpu-zoo.md: the newest record of each cell."""
-    newest = {(item["network"], item["batch"]): item for item in records}
+def tables(path: Path = RESULTS) -> str:
+    """What the site shows on docs/gpu-zoo.md: the newest record of each cell."""
+    newest = {(item["network"], item["batch"]): item for item in read(path)}
     rows, failed, ratios = [], [], []
     for (network, batch), item in sorted(newest.items()):
         made_of, ratio = item.get("p50_us", {}), item.get("ratio", {})
@@ -459,14 +459,9 @@ def table(records: list[dict[str, Any]]) -> str:
                 )
     first = sum(value <= 1 for value in ratios)
     mean = math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
-    head = f"""# GPU engines of other architectures
-
-Written by `python benchmarks/gpu/zoo.py --table` from benchmarks/results/gpu-zoo-h200.jsonl; do not edit.
-
+    head = f"""\
 {len(rows)} of {2 * len(NETWORKS)} cells are measured, on an H200. In {first} of them `te.build(backend="auto")` is at
 least as fast as the best peer; the geometric mean of the ratios is {mean:.2f}.
-Peers: torch eager, torch.compile replayed from a CUDA graph, ONNX Runtime's own optimiser and CUDA graph. FP16, CUDA
-tensors in and out, all ways of a cell interleaved. Seconds are of builds that ran eight at a time.
 
 | network | batch | backend | ours, ms | best peer, ms | best peer | ratio, 95 % | s: inductor / onnxruntime / torch |
 |---|---|---|---|---|---|---|---|
@@ -509,10 +504,10 @@ def main() -> None:
     parser.add_argument("--limit-s", type=float, default=3600.0, help="of the whole run")
     parser.add_argument("--tree", default="", help="the commit, for the records")
     parser.add_argument("--gpu-name", default="", help="for the records")
-    parser.add_argument("--table", action="store_true")
+    parser.add_argument("--table", action="store_true", help="print the tables")
     args = parser.parse_args()
     if args.table:
-        (HERE.parents[1] / "docs" / "gpu-zoo.md").write_text(table(read(args.out)))
+        print(tables(args.out))
         return
     zoo, cells = Zoo(args), [*cells_of(args)]
     zoo.prepare(cells)

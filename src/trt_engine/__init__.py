@@ -15,29 +15,14 @@ from __future__ import annotations
 
 # Module -> public names, separated by blanks. tools/settings_types.py writes `__init__.pyi` from it.
 _NAMES = {
-    "batch_jobs.batch": "batch",
-    "bundling.bundle": "bundle",
-    "config.batch": "BatchConfig",
     "config.bench": "BenchConfig",
     "config.build": "BuildConfig",
-    "config.deploy": "DeepstreamConfig RayConfig TritonConfig",
-    "config.loadtest": "LoadtestConfig",
-    "config.migrate": "MigrateConfig",
     "config.profiles": "Profile ShapeRange",
     "config.runtime": "Batching RuntimeConfig",
-    "config.serve": "ServeConfig",
-    "config.size": "SizeConfig",
-    "config.upgrade": "UpgradeConfig",
-    "deployment.deploy": "deploy",
-    "diagnosis.doctor": "doctor",
     "engine": "Engine",
     "environment": "Environment",
     "errors": "TrtEngineError",
-    "load_testing.loadtest": "loadtest",
     "logs": "log_to",
-    "migration.migrate": "migrate",
-    "precision_search.search": "search",
-    "profiling.diff": "diff",
     "progress": "Progress",
     "records.batch": "BatchReport",
     "records.bench": "BenchRecord Protocol",
@@ -55,29 +40,44 @@ _NAMES = {
     "reporting.report": "report",
     "runtime.bound_call": "BoundCall",
     "runtime.inference_engine": "InferenceEngine InferenceResult",
-    "serving.serve": "serve",
-    "sizing.size": "size",
     "store": "Store",
-    "sweep.run": "run",
     "tensors": "Signature TensorSpec",
-    "verbs.bench": "bench",
-    "verbs.build": "build",
+    "verbs.batch.config": "BatchConfig",
+    "verbs.batch.run": "batch",
+    "verbs.bench.run": "bench",
+    "verbs.build.run": "build",
+    "verbs.bundle.run": "bundle",
     "verbs.calibrate": "calibrate",
-    "verbs.cast": "cast",
-    "verbs.compare": "compare",
-    "verbs.convert": "convert",
-    "verbs.docs": "docs",
-    "verbs.evaluate": "evaluate",
-    "verbs.example": "example",
-    "verbs.infer": "infer",
-    "verbs.inspect": "inspect",
-    "verbs.lint": "lint",
+    "verbs.cast.run": "cast",
+    "verbs.compare.run": "compare",
+    "verbs.convert.run": "convert",
+    "verbs.deploy.config": "DeepstreamConfig RayConfig TritonConfig",
+    "verbs.deploy.run": "deploy",
+    "verbs.diff.run": "diff",
+    "verbs.docs.run": "docs",
+    "verbs.doctor.run": "doctor",
+    "verbs.evaluate.run": "evaluate",
+    "verbs.example.run": "example",
+    "verbs.infer.run": "infer",
+    "verbs.inspect.run": "inspect",
+    "verbs.lint.run": "lint",
     "verbs.load": "load",
-    "verbs.profile": "profile",
-    "verbs.quantize": "quantize",
-    "verbs.ranges": "ranges",
-    "verbs.upgrade_check": "upgrade_check",
-    "verbs.validate": "validate",
+    "verbs.loadtest.config": "LoadtestConfig",
+    "verbs.loadtest.run": "loadtest",
+    "verbs.migrate.config": "MigrateConfig",
+    "verbs.migrate.run": "migrate",
+    "verbs.profile.run": "profile",
+    "verbs.quantize.run": "quantize",
+    "verbs.ranges.run": "ranges",
+    "verbs.run.run": "run",
+    "verbs.search.run": "search",
+    "verbs.serve.config": "ServeConfig",
+    "verbs.serve.run": "serve",
+    "verbs.size.config": "SizeConfig",
+    "verbs.size.run": "size",
+    "verbs.upgrade_check.config": "UpgradeConfig",
+    "verbs.upgrade_check.run": "upgrade_check",
+    "verbs.validate.run": "validate",
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
@@ -93,9 +93,26 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'trt_engine' has no attribute {name!r}")
     import importlib
 
+    from trt_engine import display, errors
+
+    display.results, errors.in_python = _results, _in_python
     value: object = getattr(importlib.import_module(f"trt_engine.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def _results() -> object:
+    """What results are shown with."""
+    from trt_engine.reporting import results
+
+    return results
+
+
+def _in_python(text: str) -> str:
+    """A message or a hint, with keyword arguments in place of options."""
+    from trt_engine.config.caller_language import in_python
+
+    return in_python(text)
 
 
 def __dir__() -> list[str]:

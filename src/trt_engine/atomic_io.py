@@ -17,7 +17,7 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, overload
 
@@ -98,7 +98,33 @@ def as_path(path: object, what: str) -> Path:
     """A caller's value as a path; `UsageError` if it is not one."""
     if isinstance(path, str | os.PathLike) and isinstance(text := os.fspath(path), str):
         return Path(text)
-    raise UsageError(f"{what} is {path!r}, expected a path", hint="give it as `str` or `pathlib.Path`")
+    raise UsageError(f"{what} is {found_instead(path)}, expected a path", hint="give it as `str` or `pathlib.Path`")
+
+
+def as_list(value: Any, what: str) -> list[Any]:
+    """A caller's list of paths, or the one that is given; `UsageError` for what is neither."""
+    if isinstance(value, list | tuple | set | frozenset):
+        return list(value)
+    as_path(value, what)
+    return [value]
+
+
+def found_instead(value: object) -> str:
+    """A caller's value in a few words, for errors: `None`, `a list of 2`, `an object of torch.nn.Linear`."""
+    if value is None or isinstance(value, bool | int | float):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class `{value.__qualname__}`"
+    kind = type(value)
+    if isinstance(value, Sized) and kind.__module__ == "builtins":
+        return f"a {kind.__name__} of {len(value)}"
+    if isinstance(shape := getattr(value, "shape", None), tuple):
+        return f"an array `{kind.__name__}` of {'x'.join(map(str, shape)) or 'one number'}"
+    return (
+        f"a {kind.__name__}"
+        if kind.__module__ == "builtins"
+        else f"an object of `{kind.__module__}.{kind.__qualname__}`"
+    )
 
 
 def os_error(
@@ -180,13 +206,18 @@ _KINDS = {
 }
 
 
-_LFS_POINTER, _LARGEST_POINTER = b"version https://git-lfs", 1024
-"""How a Git LFS pointer begins, and the bytes it has at most, by its specification."""
+_LARGEST_POINTER = 1024
+"""The bytes a Git LFS pointer has at most, by its specification."""
+_POINTERS = (
+    (re.compile(rb"(\xef\xbb\xbf)?version https?://(git-lfs|hawser|git-media)\b"), "a Git LFS pointer", "git lfs pull"),
+    (re.compile(rb"[/.\w]*/annex/objects/"), "a git-annex pointer", "git annex get ."),
+)
+"""How small files of version control begin that stand where the file itself should be, and the command that fetches it."""
 
 
 def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> BinaryIO:
     """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for, and
-    for a Git LFS pointer that stands where the file should be.
+    for a pointer of Git LFS or git-annex that stands where the file should be.
 
     An `OSError` of the path itself (missing, not permitted) passes: the caller knows what the file is for.
     """
@@ -204,25 +235,40 @@ def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> Bin
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
             raise error(f"`{path}` is {kind}, expected a file", hint="name a file; `ls -l` shows what it is")
-        if 0 < found.st_size <= _LARGEST_POINTER and os.pread(handle, len(_LFS_POINTER), 0) == _LFS_POINTER:
-            raise error(f"`{path}` is a Git LFS pointer, not the file itself", hint="fetch it: `git lfs pull`")
+        if 0 < found.st_size <= _LARGEST_POINTER:
+            head = os.pread(handle, 64, 0)
+            for pattern, what, command in _POINTERS:
+                if pattern.match(head):
+                    raise error(f"`{path}` is {what}, not the file itself", hint=f"fetch it: `{command}`")
         return os.fdopen(handle, "rb")
     except BaseException:
         os.close(handle)
         raise
 
 
-_FAILED_DOWNLOADS = (
-    (b"<!doctype html", "a web page", "download the raw file, not the page that shows it"),
-    (b"<html", "a web page", "download the raw file, not the page that shows it"),
-    (b"\x1f\x8b", "a gzip archive", "unpack it: `gunzip`"),
-)
+_RAW_FILE = "download the raw file, not the page that shows it"
+_LOGIN = "download it again, signed in where the server demands it, and check the address"
+_FAILED_DOWNLOADS = tuple(
+    (re.compile(pattern, re.IGNORECASE), what, remedy)
+    for pattern, what, remedy in (
+        (rb"\s*(<!doctype html|<html)", "a web page", _RAW_FILE),
+        (rb"\s*(404\b|not found|entry not found|repository not found|invalid username|unauthorized|access denied)",
+         "a server's refusal", _LOGIN),
+        (rb"\s*(<\?xml[^>]*>\s*)?<error>", "a server's refusal", _LOGIN),
+        (rb"\s*\{\s*\"(error|errors|message|detail)\"", "a server's refusal", _LOGIN),
+        (rb"\x1f\x8b", "a gzip archive", "unpack it: `gunzip`"),
+        (rb"\xfd7zXZ\x00", "an xz archive", "unpack it: `unxz`"),
+        (rb"BZh[1-9]1AY", "a bzip2 archive", "unpack it: `bunzip2`"),
+        (rb"\x28\xb5\x2f\xfd", "a zstd archive", "unpack it: `unzstd`"),
+        (rb"7z\xbc\xaf\x27\x1c", "a 7z archive", "unpack it: `7z x`"),
+        (rb"Rar!\x1a\x07", "a RAR archive", "unpack it: `unrar x`"),
+    )
+)  # fmt: skip
 
 
 def failed_download(head: bytes) -> tuple[str, str] | None:
     """What the file that begins with these bytes is in place of the one that was to be downloaded, and the remedy."""
-    begin = head.lstrip()[:16].lower()
-    return next(((what, remedy) for magic, what, remedy in _FAILED_DOWNLOADS if begin.startswith(magic)), None)
+    return next(((what, remedy) for pattern, what, remedy in _FAILED_DOWNLOADS if pattern.match(head)), None)
 
 
 def read_bounded(path: Path, limit: Limit = RECORD_SIZE, *, error: type[TrtEngineError] = UsageError) -> bytes:

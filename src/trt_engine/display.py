@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
-import html
-import importlib
+from collections.abc import Callable
 from typing import Any
+
+
+def _unset() -> Any:
+    raise LookupError("`trt_engine` gives the module that makes the blocks")
+
+
+results: Callable[[], Any] = _unset
+"""Gives `trt_engine.reporting.results`, which stands above this module: set where the package resolves its first name."""
 
 
 class RichDisplay:
@@ -24,7 +31,7 @@ class RichDisplay:
     def __str__(self) -> str:
         """The whole result as the verb prints it, without the last line break."""
         try:
-            text: str = _results().result_text(self)
+            text: str = results().result_text(self)
         except Exception:  # printing must not end a session: a closed engine, a record of another version
             return _plain(self)
         return text.rstrip("\n")
@@ -32,7 +39,7 @@ class RichDisplay:
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Text for IPython; long lists end with their count."""
         try:
-            text: str = _results().short_text(self)
+            text: str = results().short_text(self)
         except Exception:  # as in `__str__`
             text = _plain(self)
         printer.text(text.rstrip("\n"))
@@ -40,15 +47,12 @@ class RichDisplay:
     def _repr_html_(self) -> str:
         """Tables for a notebook cell: escaped, in the colours of the notebook; long lists end with their count."""
         try:
-            page: str = _results().result_html(self)
+            page: str = results().result_html(self)
         except Exception:  # as in `__str__`
+            import html  # not needed to import the package
+
             return f"<pre>{html.escape(_plain(self))}</pre>"
         return page
-
-
-def _results() -> Any:
-    """The module with the blocks, which imports the record types: imported at the first display."""
-    return importlib.import_module("trt_engine.reporting.results")
 
 
 _LONGEST = 4000

@@ -1,4 +1,4 @@
-"""Documentation pages shipped with the package (`docs` in the source tree), and the page written from its settings."""
+"""Documentation pages shipped with the package (`docs` in the source tree), and the pages written from its tables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from pathlib import Path
 from trt_engine.errors import SetupError, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
-_WRITTEN = {"reference/settings": "trt_engine.verbs.settings_page:settings_page"}
+_WRITTEN = {
+    "reference/inductor": "trt_engine.verbs.docs.inductor_page:inductor_page",
+    "reference/settings": "trt_engine.verbs.docs.settings_page:settings_page",
+    "reference/trtexec": "trt_engine.verbs.docs.trtexec_page:trtexec_page",
+}
 """Pages without a file, and the functions that write them."""
 
 

@@ -8,18 +8,20 @@ import contextlib
 import errno
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
 from trt_engine.atomic_io import (
     all_or_nothing,
+    as_path,
     decode_json,
     encode_json,
     file_digest,
+    found_instead,
     move_into_place,
     os_error,
     read_bounded,
@@ -28,9 +30,10 @@ from trt_engine.atomic_io import (
     staged_copy,
     write_atomic,
 )
+from trt_engine.config.profiles import Profile
 from trt_engine.display import RichDisplay
 from trt_engine.errors import EngineError, ModelError, UsageError
-from trt_engine.format import escape_control
+from trt_engine.escapes import escape_control
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
 from trt_engine.records.passport import PASSPORT_VERSION, Passport, Payload
 from trt_engine.tensors import DTYPES, Signature, format_shape
@@ -67,12 +70,19 @@ def _has_passport(beside: Path) -> bool:
     return isinstance(document, dict) and document.get("schema") == "trt-engine/passport"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Engine(RichDisplay):
     """A sealed engine: the payload's path and its passport. A value; `te.load` makes it run."""
 
     path: Path
     passport: Passport
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        made = self.passport
+        return f"<Engine {self.path} of {made.backend}: {describe_io(made.signature, made.profiles)}>"
 
     @property
     def signature(self) -> Signature:
@@ -321,6 +331,31 @@ def _no_passport_error(path: Path) -> str:
 def payload_files(path: Path, side_files: Sequence[Path] = ()) -> tuple[Payload, ...]:
     """The payload entries of files just written."""
     return tuple(Payload(file.name, file.stat().st_size, file_digest(file)) for file in (path, *side_files))
+
+
+def describe_io(signature: Signature, profiles: Sequence[Profile]) -> str:
+    """Names, shapes and dtypes of inputs and outputs, and the shapes of each profile: for a `repr`."""
+    sides = (_first(map(str, side), ", ") for side in (signature.inputs, signature.outputs))
+    texts = [f"profile {number} {_first(str(item).split(), ' ')}" for number, item in enumerate(profiles)]
+    return "; ".join([" -> ".join(sides), *texts])
+
+
+def _first(texts: Iterable[str], separator: str, most: int = 8) -> str:
+    found = list(texts)
+    rest = [f"and {len(found) - most} more"] if len(found) > most else []
+    return separator.join([*found[:most], *rest])
+
+
+def engine_argument(value: Any, name: str) -> Engine | Path | str:
+    """A caller's engine, or its path; `UsageError` for anything else, a model in memory included."""
+    if isinstance(value, Engine | Path | str):
+        return value
+    if isinstance(value, os.PathLike):
+        return as_path(value, f"`{name}`")
+    raise UsageError(
+        f"`{name}` is {found_instead(value)}, expected an engine",
+        hint="`te.build(model)` makes one of a model; give that, or its path",
+    )
 
 
 def is_onnx_model(path: Engine | Path | str) -> bool:

@@ -1,4 +1,4 @@
-"""Every error of trt_engine, in one tree.
+"""Every error of trt_engine, in one tree, and the end by Ctrl-C, which no `except Exception` catches.
 
 The type shows who must act, the text what was found and expected, the hint what to type next::
 
@@ -20,29 +20,59 @@ The type shows who must act, the text what was found and expected, the hint what
     ├── MemoryExhausted          11   out of memory, on the host or on the device
     ├── CapacityError            12   fewer streams than required
     ├── Overloaded               13   too much is waiting already: the request was not taken
-    ├── DeadlineExpired          14   the request's time was over before its turn came
+    └── DeadlineExpired          14   the request's time was over before its turn came
+    KeyboardInterrupt
     └── Interrupted             130   interrupted with Ctrl-C
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import ClassVar
 
+in_shell = False
+"""Whether a command runs: messages and hints stay as they are written, with options of the command line."""
+in_python: Callable[[str], str] | None = None
+"""Puts them into Python: `trt_engine.config.caller_language`, which stands above this module. Set where the package resolves
+its first name."""
 
-class TrtEngineError(Exception):
-    """Base of every error raised on purpose: a message, a hint, an exit code and an HTTP status."""
 
-    exit_code: ClassVar[int] = 1
-    http_status: ClassVar[int] = 500
+def _spoken(text: str) -> str:
+    return text if in_shell or in_python is None else in_python(text)
+
+
+class Explained(BaseException):
+    """What is raised on purpose: a message, a hint, an exit code and an HTTP status."""
+
+    exit_code: ClassVar[int]
+    http_status: ClassVar[int]
     machine_specific: bool = False
     """The machine or a library on it lacks something, and another one would do: a run skips such a cell."""
 
     def __init__(self, message: str, *, hint: str | None = None, machine_specific: bool | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self._message = message
+        self._hint = hint
         if machine_specific is not None:
             self.machine_specific = machine_specific
+
+    @property
+    def message(self) -> str:
+        """What was found, and what was expected, in the language of the caller."""
+        return _spoken(self._message)
+
+    @message.setter
+    def message(self, text: str) -> None:
+        self._message = text
+
+    @property
+    def hint(self) -> str | None:
+        """What to type next, in the language of the caller; None for nothing."""
+        return None if self._hint is None else _spoken(self._hint)
+
+    @hint.setter
+    def hint(self, text: str | None) -> None:
+        self._hint = text
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
@@ -53,12 +83,19 @@ class TrtEngineError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (_rebuild, (type(self), self.message, self.hint), self.__dict__)
+        return (_rebuild, (type(self), self._message, self._hint), self.__dict__)
 
 
-def _rebuild(cls: type[TrtEngineError], message: str, hint: str | None) -> TrtEngineError:
+def _rebuild(cls: type[Explained], message: str, hint: str | None) -> Explained:
     """Unpickle: keyword arguments do not survive `Exception`'s own way."""
     return cls(message, hint=hint)
+
+
+class TrtEngineError(Explained, Exception):
+    """Base of every error raised on purpose."""
+
+    exit_code = 1
+    http_status = 500
 
 
 class UsageError(TrtEngineError):
@@ -180,8 +217,11 @@ class DeadlineExpired(TrtEngineError):
     http_status = 504
 
 
-class Interrupted(TrtEngineError):
-    """Interrupted with Ctrl-C; completed measurements have been written."""
+class Interrupted(Explained, KeyboardInterrupt):
+    """Interrupted with Ctrl-C; completed measurements have been written.
+
+    A `KeyboardInterrupt`: `except Exception` and `except TrtEngineError` in a loop over models let it pass.
+    """
 
     exit_code = 130
     http_status = 499

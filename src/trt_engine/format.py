@@ -1,50 +1,13 @@
-"""Number formatting: significant digits, and the units of TensorRT's tools.
-
-Verbs and reports share it, so that a value looks the same everywhere.
-"""
+"""Numbers, units, lists of names and library messages as text, the same in every verb and report."""
 
 from __future__ import annotations
 
 import math
-import re
-import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 MIB = 1 << 20
 TINY = 1e-4
 """Smaller values get an exponent."""
-_NOT_PLAIN, _NOT_ASCII = re.compile("[^ -~]"), re.compile("[^\x00-~]")
-_HIDING = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u3164\ufe00-\ufe0f\uffa0\U000e0000-\U000e0fff]")
-"""Letters and selectors that are drawn as nothing."""
-
-
-def is_hidden(sign: str) -> bool:
-    """Whether a character acts on a terminal, reorders or hides text, or is none: by its Unicode category (controls, format
-    characters, surrogates, private, unassigned, separators of lines) or as one that is drawn as nothing."""
-    return unicodedata.category(sign) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp") or bool(_HIDING.match(sign))
-
-
-def escape_control(text: str, keep: str = "") -> str:
-    """The text with what acts on a terminal or hides as escapes, but for the characters of `keep`.
-
-    A name in a file may hold anything: a newline would begin a line, an escape sequence act on the terminal.
-    """
-
-    def escape(found: re.Match[str]) -> str:
-        sign = found[0]
-        return sign.encode("unicode_escape").decode() if sign not in keep and is_hidden(sign) else sign
-
-    return _NOT_PLAIN.sub(escape, text)
-
-
-def escape_json(text: str) -> str:
-    """A JSON document in which what acts on a terminal or hides is `\\u....`; its values stay the same."""
-
-    def escape(found: re.Match[str]) -> str:
-        units = found[0].encode("utf-16-be", "surrogatepass").hex() if is_hidden(found[0]) else ""
-        return "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4)) or found[0]
-
-    return _NOT_ASCII.sub(escape, text)
 
 
 def join_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
@@ -68,16 +31,6 @@ def library_reason(error: BaseException | str, *, whole: bool = False, limit: in
     count = next((at for at, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
     text = shorten_middle(" ".join(lines if whole else lines[:count]), limit)
     return text or ("" if isinstance(error, str) else type(error).__name__)
-
-
-def join_lines(lines: Iterable[str]) -> str:
-    """The lines as one text; a newline inside of one is an escape."""
-    return "\n".join(map(escape_control, lines))
-
-
-def escape_lines(text: str, indent: str) -> str:
-    """The text with every line after the first behind `indent`, so that it reads as a continuation."""
-    return escape_control(text, keep="\n\t").replace("\n", f"\n{indent}")
 
 
 def format_number(value: float, digits: int = 3, *, thousands: str = "") -> str:
@@ -107,7 +60,7 @@ def node_label(name: str, module: str | None) -> str:
 
 def format_streams(images_per_s: float, fps: float) -> tuple[str, str]:
     """Video streams that a rate serves: `13 streams`, `at 30 fps`; below one stream a camera of fewer frames."""
-    streams = math.floor(images_per_s / fps)
+    streams = math.floor(min(images_per_s / fps, 1e15)) if fps > 0 else 0
     if streams >= 1:
         return f"{streams:,} stream{'' if streams == 1 else 's'}", f"at {fps:g} fps"
     frames = math.floor(images_per_s)

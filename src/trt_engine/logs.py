@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 from trt_engine.atomic_io import os_errors
 from trt_engine.errors import UsageError
-from trt_engine.format import escape_lines
+from trt_engine.escapes import escape_lines
 
 LEVELS = {
     "internal error": logging.CRITICAL,

@@ -77,7 +77,9 @@ class PlanHeader:
 
     @property
     def version(self) -> str:
-        return ".".join(map(str, self.tensorrt)) if any(self.tensorrt) else "6 or older"
+        if any(self.tensorrt):
+            return ".".join(map(str, self.tensorrt))
+        return "6 or older" if self.is_old else "8.5 or older"
 
     @property
     def compute_capabilities(self) -> tuple[str, ...]:
@@ -170,6 +172,16 @@ def read_plan_header(file: BinaryIO) -> PlanHeader | None:
         weight_nbytes=_number(head[56:64]),
         container=container,
     )
+
+
+def cut_container(path: Path) -> str | None:
+    """The tool whose metadata the file begins with, where it ends before the plan behind it; None for any other file."""
+    with open_regular(path, error=EngineError) as file:
+        head = file.read(6)
+        length, nbytes = _number(head[:4]), path.stat().st_size
+        if head[4:] != b'{"' or not 2 <= length <= _LARGEST_METADATA or nbytes > 4 + length:
+            return None
+    return "Ultralytics"
 
 
 def find_plan_inside(path: Path) -> tuple[int, PlanProduct] | None:

@@ -34,7 +34,7 @@ class Progress:
     total: float | None = None
     """None where it is not known beforehand."""
     unit: str | None = None
-    """`s`, `images`, `batches` or `cells`; None for a step that is not counted."""
+    """`s`, `images`, `frames`, `batches` or `cells`; None for a step that is not counted."""
 
 
 ProgressOption = bool | Callable[[Progress], object]

@@ -6,8 +6,10 @@ Light on purpose: arrays of any library pass through by their `shape` and `dtype
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
 from trt_engine.display import RichDisplay
@@ -177,7 +179,7 @@ class TensorSpec:
     role: Role | None = field(default=None, compare=False)
     """What the graph uses the values for; None for plain numbers."""
     choices: tuple[Choice, ...] = field(default=(), compare=False)
-    """Of a switch: the values that the graph compares it with, of an engine those of them that its model runs with; None is
+    """Values that the graph compares a switch with; of an engine, those that its model runs with. None is
     a random one. Generated inputs have the first."""
 
     layout: Layout | None = field(default=None, compare=False)
@@ -275,7 +277,7 @@ class TensorSpec:
                 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Signature(RichDisplay):
     """The inputs and outputs of a model or an engine, in the file's order."""
 
@@ -283,7 +285,7 @@ class Signature(RichDisplay):
     """In the order of the file."""
     outputs: tuple[TensorSpec, ...]
     row_dependence: str | None = field(default=None, compare=False)
-    """Of an engine: why the rows of a batch are not independent, so that requests must not be joined. None where they are,
+    """Why the rows of an engine's batch are not independent, so that requests must not be joined. None where they are,
     and where it was not checked."""
 
     def __iter__(self) -> Iterator[TensorSpec]:
@@ -325,15 +327,15 @@ class Signature(RichDisplay):
                         hint="equal symbols are equal sizes: feed the same batch to every input",
                     )
 
-    @property
+    @cached_property
     def batch_symbol(self) -> str | None:
         """The symbol of the batch: one that is called so, else the one that most inputs begin with; None without any."""
         for spec in self.inputs:
             for symbol in spec.symbols:
                 if symbol is not None and symbol.isidentifier() and symbol.lower().startswith("batch"):
                     return symbol
-        first = [spec.symbols[0] for spec in self.inputs if spec.symbols and spec.symbols[0] is not None]
-        return max(first, key=first.count, default=None)
+        first = Counter(spec.symbols[0] for spec in self.inputs if spec.symbols and spec.symbols[0] is not None)
+        return max(first, key=lambda symbol: first[symbol], default=None)
 
     def batch_axes(self, spec: TensorSpec) -> tuple[int, ...]:
         """Where a tensor has the batch: at its symbol, wherever that stands, else first where that dimension is dynamic.
@@ -343,6 +345,29 @@ class Signature(RichDisplay):
         symbol = self.batch_symbol
         found = tuple(axis for axis in spec.dynamic if spec.symbols and spec.symbols[axis] == symbol is not None)
         return found or ((0,) if spec.shape and spec.shape[0] < 0 else ())
+
+    def following_sizes(self, shapes: Mapping[str, Shape], *, batch: bool = True) -> dict[str, dict[int, int]]:
+        """Sizes of the inputs that `shapes` leaves out, by name and axis, as far as they follow from it: equal symbols are
+        equal sizes, and inputs have one batch. Without that of the batch where `batch` is false."""
+        own = self.batch_symbol
+        others = {
+            spec.name: {axis: symbol for axis, symbol in enumerate(spec.symbols) if symbol not in (None, own)}
+            for spec in self.inputs
+        }
+        sizes: dict[str | None, int] = {}
+        rows: set[int] = set()
+        for spec in self.inputs:
+            if (given := shapes.get(spec.name)) is not None and len(given) == len(spec.shape):
+                sizes |= {symbol: given[axis] for axis, symbol in others[spec.name].items()}
+                rows |= {given[axis] for axis in self.batch_axes(spec) if axis not in others[spec.name]}
+        found: dict[str, dict[int, int]] = {}
+        for spec in self.inputs:
+            if spec.name not in shapes:
+                follows = {axis: sizes[symbol] for axis, symbol in others[spec.name].items() if symbol in sizes}
+                if batch and len(rows) == 1:
+                    follows |= {axis: min(rows) for axis in self.batch_axes(spec) if axis not in others[spec.name]}
+                found[spec.name] = {axis: size for axis, size in follows.items() if spec.shape[axis] < 0}
+        return found
 
     @property
     def batch_axis(self) -> bool:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.full
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
-from trt_engine.batch_jobs.sources import Parts, list_files, read_rows  # noqa: E402
+from trt_engine.verbs.batch.sources import Parts, list_files, read_rows  # noqa: E402
 
 ROW = TensorSpec("x", "float32", (-1, 3), ("batch", None))
 OPEN = TensorSpec("x", "float32", (-1, -1), ("batch", "n"))
@@ -120,7 +120,7 @@ def test_a_sparse_giant_is_one_failed_row(tmp_path: Path, name: str) -> None:
 
 
 def test_parts_are_made_on_access() -> None:
-    from trt_engine.batch_jobs.sources import InputFile
+    from trt_engine.verbs.batch.sources import InputFile
 
     given = [InputFile(name, name, "arrays", rows, "") for name, rows in (("a", 5), ("b", 0), ("c", 1 << 50), ("d", 2))]
     parts = Parts(given, 4)

@@ -10,17 +10,17 @@ import pytest
 
 import trt_engine as te
 from batch_jobs.conftest import ROWS, npy, shard
-from trt_engine.config.batch import BatchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.errors import UsageError
+from trt_engine.verbs.batch.config import BatchConfig
 
 pytestmark = pytest.mark.full
 pq = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("ray.data")
 
-from trt_engine.batch_jobs import batch  # noqa: E402
-from trt_engine.batch_jobs.part_runner import PartRunner, part_name  # noqa: E402
+from trt_engine.verbs.batch import run as batch  # noqa: E402
+from trt_engine.verbs.batch.part_runner import PartRunner, part_name  # noqa: E402
 
 BAD = {
     "c.npy": "no header of an array", "d.parquet#6": "`x` is null", "d.parquet#7": "dimension 1 is fixed at 3",

@@ -22,8 +22,8 @@ sys.exit(run(sys.argv[1:]))
 IMPORTS = """
 import sys
 import trt_engine as te
-from trt_engine.cli import batch, deploy
-from trt_engine.deployment import ray
+from trt_engine.verbs.batch import command
+from trt_engine.verbs.deploy import command, ray
 te.batch, te.deploy, te.BatchConfig
 found = sorted({name.partition(".")[0] for name in sys.modules} & {"ray", "pyarrow", "starlette"})
 sys.exit(" ".join(found) or 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import itertools
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -19,18 +18,13 @@ from trt_engine.benchmark.closed_loop import measure
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Stream
-from trt_engine.device import fake as fake_module
 from trt_engine.device.host import HostDevice
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     BuildError,
-    FeedError,
     Interrupted,
-    MemoryExhausted,
     ProfileError,
-    ShapeError,
     TrtEngineError,
-    UsageError,
 )
 from trt_engine.protocols import Session
 from trt_engine.tensors import Signature, TensorSpec
@@ -123,11 +117,6 @@ def test_queries_that_start_during_the_warm_up_are_counted_and_left_out(engine: 
     assert record.compute_ms == pytest.approx((100.0,) * 8)
 
 
-def test_the_iterations_are_counted_after_the_warm_up(engine: Engine, clock: Clock) -> None:
-    record = measure(Direct(engine, clock, 10.0), engine, BenchConfig(duration_s=0.0, warmup_s=1.0, iterations=30))
-    assert (record.warmup_queries, record.queries) == (100, 30)
-
-
 def test_a_pause_comes_after_each_measured_query_and_is_not_computing(engine: Engine, clock: Clock) -> None:
     config = BenchConfig(duration_s=0.0, warmup_s=0.1, iterations=5, idle_s=0.5)
     record = measure(Direct(engine, clock, 10.0), engine, config)
@@ -136,27 +125,12 @@ def test_a_pause_comes_after_each_measured_query_and_is_not_computing(engine: En
     assert record.wall_s == pytest.approx(5 * 0.01 + 4 * 0.5)
 
 
-def test_more_queries_than_there_was_room_for_lose_nothing(engine: Engine, clock: Clock) -> None:
-    many = 3 * (1 << 14) + 7
-    record = measure(Direct(engine, clock, *range(1, 100)), engine, dataclasses.replace(SHORT, iterations=many))
-    assert record.queries == many
-    assert record.compute_ms[:3] == (1.0, 2.0, 3.0)
-    assert record.compute_ms[-1] == 99.0
-
-
 def test_nothing_is_collected_while_it_measures(engine: Engine, clock: Clock) -> None:
     session = Direct(engine, clock, 1.0)
     assert gc.isenabled()
     measure(session, engine, SHORT)
     assert not any(session.collecting)
     assert gc.isenabled()
-
-
-def test_the_same_feeds_are_given_to_every_query(engine: Engine, clock: Clock) -> None:
-    session = Direct(engine, clock, 1.0)
-    measure(session, engine, dataclasses.replace(SHORT, batch=3))
-    assert all(feeds is session.fed[0] for feeds in session.fed)
-    assert session.fed[0]["x"].shape == (3, 3, 16, 16)
 
 
 def test_a_cpu_record_has_no_figure_of_a_gpu(engine: Engine, clock: Clock) -> None:
@@ -233,11 +207,6 @@ def test_a_graph_the_library_refuses_is_said_and_left_out(engine: Engine, clock:
     assert any("a node is on the CPU" in text for text in record.warnings)
 
 
-def test_a_gpu_out_of_memory_is_no_reason_to_go_without_a_graph(engine: Engine, clock: Clock) -> None:
-    with pytest.raises(MemoryExhausted):
-        measure(OnGpu(engine, clock, refuses=MemoryExhausted("out of memory")), engine, SHORT)
-
-
 # ------------------------------------------------------------------------------------------------ stopping
 
 
@@ -258,29 +227,12 @@ def test_ctrl_c_gives_back_what_was_measured(engine: Engine, clock: Clock) -> No
     assert gc.isenabled()
 
 
-def test_ctrl_c_during_the_warm_up_has_nothing_to_give_back(engine: Engine, clock: Clock) -> None:
-    session = Direct(engine, clock, 1.0)
-    session.at = lambda count: (_ for _ in ()).throw(KeyboardInterrupt) if count == 5 else None
-    with pytest.raises(Interrupted) as caught:
-        measure(session, engine, BenchConfig(duration_s=10.0, warmup_s=10.0))
-    assert caught.value.partial is None
-
-
 def test_who_asks_to_stop_gets_an_incomplete_record(engine: Engine, clock: Clock) -> None:
     session = Direct(engine, clock, 50.0)
     config = BenchConfig(duration_s=3600.0, warmup_s=0.0)
     record = measure(session, engine, config, should_stop=lambda: len(session.fed) >= 12)
     assert not record.complete
     assert 12 <= record.queries <= 14
-
-
-def test_progress_counts_the_warm_up_in(engine: Engine, clock: Clock) -> None:
-    told: list[tuple[float, float]] = []
-    config = BenchConfig(duration_s=1.0, warmup_s=1.0)
-    measure(Direct(engine, clock, 50.0), engine, config, on_progress=lambda done, planned: told.append((done, planned)))
-    assert {planned for _, planned in told} == {2.0}
-    assert [done for done, _ in told] == sorted(done for done, _ in told)
-    assert 15 <= len(told) <= 21
 
 
 # ------------------------------------------------------------------------------------------------ inputs
@@ -300,43 +252,12 @@ def test_the_default_batch_is_the_profiles_optimum(engine: Engine) -> None:
     assert said == "seeded random, seed 0"
 
 
-def test_the_same_seed_gives_the_same_inputs(engine: Engine) -> None:
-    one, other, third = (feeds_for(engine, BenchConfig(seed=seed))[0]["x"] for seed in (1, 1, 2))
-    assert np.array_equal(one, other)
-    assert not np.array_equal(one, third)
-
-
 def test_inputs_come_from_a_file(engine: Engine, tmp_path: Any) -> None:
     path = tmp_path / "three.npy"
     np.save(path, np.full((3, 3, 16, 16), 0.5, np.float32))
     feeds, said = feeds_for(engine, BenchConfig(inputs=path))
     assert feeds["x"].shape == (3, 3, 16, 16)
     assert said == "three.npy"
-
-
-@pytest.mark.parametrize(
-    ("array", "config", "error"),
-    [
-        (np.zeros((9, 3, 16, 16), np.float32), {}, ProfileError),
-        (np.zeros((2, 3, 8, 16), np.float32), {}, FeedError),
-        (np.zeros((2, 3, 16, 16), np.float64), {}, FeedError),
-        (np.zeros((2, 3, 16, 16), np.float32), {"batch": 9}, ProfileError),
-        (np.zeros((2, 3, 16, 16), np.float32), {"shapes": {"x": (1, 3, 16, 16)}}, UsageError),
-        (np.zeros((2, 3, 16, 16), np.float32), {"shapes": {"y": (1, 3, 16, 16)}}, UsageError),
-    ],
-)
-def test_inputs_that_do_not_fit_are_refused(
-    engine: Engine, tmp_path: Any, array: Any, config: dict[str, Any], error: type[Exception]
-) -> None:
-    np.save(tmp_path / "in.npy", array)
-    with pytest.raises(error):
-        feeds_for(engine, BenchConfig(inputs=tmp_path / "in.npy", **config))
-
-
-@pytest.mark.parametrize("shapes", [{"x": (2, 3, 16)}, {"x": (2, 4, 16, 16)}])
-def test_shapes_that_contradict_the_model_are_refused(engine: Engine, shapes: dict[str, Any]) -> None:
-    with pytest.raises(ShapeError):
-        feeds_for(engine, BenchConfig(shapes=shapes))
 
 
 def test_the_batch_is_what_all_inputs_share() -> None:
@@ -358,23 +279,6 @@ def fake(made: Made) -> Iterator[Any]:
     session = get_backend("fake").load_component("runtime")().load(engine, RuntimeConfig())
     yield SimpleNamespace(engine=engine, session=session)
     session.close()
-
-
-def test_latency_is_the_sum_of_the_parts_of_each_query(fake: Any) -> None:
-    record = measure(fake.session, fake.engine, dataclasses.replace(SHORT, protocol="trtexec10"))
-    assert record.queries == 26  # the one in flight when the 25th was done is kept too
-    parts = np.array([record.h2d_ms, record.compute_ms, record.d2h_ms])
-    assert parts.shape == (3, 26)
-    assert np.allclose(parts.sum(0), record.latency_ms)
-    assert (parts > 0).all()
-    assert len(record.enqueue_ms) == 26
-
-
-def test_without_transfers_no_copy_is_timed(fake: Any) -> None:
-    record = measure(fake.session, fake.engine, dataclasses.replace(SHORT, protocol="trtexec11"))
-    assert record.h2d_ms == record.d2h_ms == ()
-    assert record.latency_ms == record.compute_ms
-    assert record.protocol.graph
 
 
 def test_everything_taken_from_the_device_is_given_back(fake: Any) -> None:
@@ -401,14 +305,6 @@ def test_a_graph_that_cannot_be_captured_is_said_and_not_claimed(fake: Any, monk
     assert "graph" in record.protocol.not_applicable
     assert any("not permitted" in text for text in record.warnings)
     assert record.queries == 26
-
-
-def test_the_warm_up_of_a_device_with_events_is_left_out(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    looks = itertools.count()  # each event is a millisecond after the one before
-    monkeypatch.setattr(fake_module, "time", SimpleNamespace(perf_counter_ns=lambda: next(looks) * 1_000_000))
-    record = measure(fake.session, fake.engine, BenchConfig(duration_s=0.0, warmup_s=0.05, iterations=10))
-    assert record.warmup_queries > 10
-    assert record.queries >= 10
 
 
 def test_a_device_without_memory_keeps_nothing(made: Made) -> None:

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,9 +18,8 @@ from trt_engine.benchmark import isolated
 from trt_engine.benchmark.isolated import _crash_error, measure_isolated
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.device.host_memory import available_memory
 from trt_engine.engine import Engine
-from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, ModelError, ProfileError, UsageError
+from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, ProfileError
 from trt_engine.workers import process as processes
 
 from .conftest import build_engine, write_model
@@ -72,10 +70,6 @@ def test_the_record_comes_back_whole(made: Made, name: str) -> None:
     assert len(record.compute_ms) == record.queries
 
 
-def test_an_engine_may_be_named_by_its_path(made: Made) -> None:
-    assert measure_isolated(made("onnxruntime").path, SHORT, HERE).queries == 20
-
-
 def test_progress_comes_over(made: Made) -> None:
     told: list[float] = []
     measure_isolated(
@@ -95,16 +89,6 @@ def test_the_childs_own_error_is_raised_here_with_its_words(made: Made) -> None:
     assert "--profile" in caught.value.hint
 
 
-def test_a_wrong_option_of_the_backend_is_a_usage_error_here(made: Made) -> None:
-    with pytest.raises(UsageError):
-        measure_isolated(made("onnxruntime"), SHORT, RuntimeConfig(options={"no_such_option": "1"}))
-
-
-def test_a_missing_engine_needs_no_child(tmp_path: Path) -> None:
-    with pytest.raises(ModelError):
-        measure_isolated(tmp_path / "absent.onnx", SHORT, HERE)
-
-
 @pytest.fixture(scope="module")
 def hungry(tmp_path_factory: pytest.TempPathFactory) -> Engine:
     """An engine whose largest batch takes about a gigabyte."""
@@ -119,11 +103,6 @@ def test_out_of_memory_is_an_error_here_and_the_parent_lives(hungry: Engine, cap
         measure_isolated(hungry, BenchConfig(batch=12000, iterations=1), HERE, memory_limit=200 << 20)
     assert caught.value.exit_code == 11
     assert capfd.readouterr() == ("", "")  # ONNX Runtime's own log is not the user's
-
-
-def test_the_same_limit_is_enough_for_a_small_batch(hungry: Engine) -> None:
-    config = BenchConfig(batch=16, duration_s=0.0, warmup_s=0.0, iterations=10)
-    assert measure_isolated(hungry, config, HERE, memory_limit=200 << 20).queries == 10
 
 
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL, signal.SIGABRT])
@@ -168,10 +147,6 @@ measure_isolated(Path({str(made("onnxruntime").path)!r}), config, RuntimeConfig(
     until(lambda: not runs(process.pid), "the child outlived its parent")
 
 
-def test_the_memory_that_is_free_leaves_a_margin() -> None:
-    assert 0 < available_memory() < psutil.virtual_memory().total
-
-
 @pytest.mark.parametrize(
     ("code", "peak_mib", "printed", "kind"),
     [
@@ -211,11 +186,3 @@ def test_a_child_that_somebody_else_stops_gives_a_partial_record_not_a_whole_one
     with pytest.raises(Interrupted, match="was stopped after") as caught:
         measure_isolated(made("onnxruntime"), LONG, HERE, on_progress=once(signal.SIGTERM))
     assert caught.value.partial is not None and not caught.value.partial.complete
-
-
-@pytest.mark.slow
-def test_long_lines_are_read_in_the_time_of_their_length(made: Made) -> None:
-    """A record of many queries is one line of megabytes; it comes whole."""
-    config = BenchConfig(duration_s=0.0, warmup_s=0.0, iterations=200_000)
-    record = measure_isolated(made("onnxruntime"), config, HERE)
-    assert record.queries >= 200_000 and len(record.compute_ms) == record.queries

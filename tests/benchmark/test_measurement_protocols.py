@@ -37,12 +37,6 @@ def test_a_cpu_never_claims_transfers_graphs_or_spinning(name: str) -> None:
     assert {"transfers", "graph", "spin", "streams"} == set(found.not_applicable)
 
 
-def test_a_wait_that_cannot_spin_is_not_said_to_spin() -> None:
-    found = resolve_protocol(BenchConfig(protocol="trtexec11"), "fake:0")
-    assert not found.spin
-    assert "spin" in found.not_applicable
-
-
 def test_a_gpu_called_with_host_arrays_owns_up_to_the_copies_inside() -> None:
     found = resolve_protocol(BenchConfig(protocol="trt-engine", transfers=False), "cuda:0", events=False)
     assert (found.transfers, found.clock, found.graph) == (True, "host", False)
@@ -65,11 +59,6 @@ def test_a_gpu_whose_feeds_can_stay_there_is_timed_without_copies(
     found = resolve_protocol(BenchConfig(**config), "cuda:0", events=False, resident=True)  # type: ignore[arg-type]
     assert (found.transfers, found.graph, found.clock, found.streams) == (transfers, graph, "host", 1)
     assert set(found.not_applicable) == lacking
-
-
-def test_a_cpu_has_nothing_to_leave_out() -> None:
-    found = resolve_protocol(BenchConfig(), "cpu", events=False, resident=True)
-    assert (found.transfers, found.graph) == (False, False)
 
 
 def test_copies_in_one_streams_order_are_not_said_to_overlap() -> None:

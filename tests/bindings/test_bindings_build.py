@@ -18,7 +18,6 @@ import pytest
 
 BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 ALL = pytest.mark.releases("10.0.1", "10.16.1", "11.0.0", "11.4.0")
-NEWEST = pytest.mark.releases("11.4.0")
 
 
 def build(folder: Path, model: Path | None = None, out: str = "net.engine", **settings: Any) -> Any:
@@ -102,28 +101,6 @@ def reference(model: Path, feeds: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
 
 
-@ALL
-def test_the_command_line_builds_inspects_and_infers(world: Any, tmp_path: Path) -> None:
-    import onnx_models
-
-    model = onnx_models.conv_net(tmp_path / "net.onnx")
-    engine = tmp_path / "net.engine"
-    code, out, err = cli("build", model, "--backend", "tensorrt", "--device", "fake:0", "--batch", "1:2:4", "-o", engine,
-                         "-O", "max_aux_streams=2", "--json")  # fmt: skip
-    assert code == 0, err
-    assert json.loads(out)["schema"] and world.built[-1]["settings"]["max_aux_streams"] == 2
-    code, out, err = cli("inspect", engine, "--json")
-    assert code == 0, err
-    found = json.loads(out)
-    assert found["verdict"] == "loads" and found["tensorrt_version"].startswith(world.version_text)
-    feeds = {"images": np.ones((3, 3, 8, 8), np.float32)}
-    np.savez(tmp_path / "x.npz", **feeds)
-    code, out, err = cli("infer", engine, "--input", tmp_path / "x.npz", "-o", tmp_path / "y.npz", "--json")
-    assert code == 0, err
-    with np.load(tmp_path / "y.npz") as made:
-        np.testing.assert_allclose(made["scores"], reference(model, feeds)["scores"], rtol=1e-5)
-
-
 @BOTH
 def test_every_setting_reaches_the_builder(world: Any, tmp_path: Path) -> None:
     options = {
@@ -180,14 +157,6 @@ def test_several_profiles_arrive_in_order_and_with_their_values(world: Any, tmp_
     assert [item["images"][2] for item in world.built[-1]["profiles"]] == [(2, 3, 8, 8), (4, 3, 8, 8)]
 
 
-def test_weights_beside_the_model_are_found(world: Any, tmp_path: Path) -> None:
-    import onnx_models
-
-    model = onnx_models.conv_net(tmp_path / "net.onnx", location="net.bin")
-    build(tmp_path, model, batch=(1, 2, 4))
-    assert world.built[-1]["model_bytes"] > 10_000, "the weights are in the plan"
-
-
 def test_a_plan_can_go_to_its_file_piece_by_piece(world: Any, tmp_path: Path) -> None:
     from trt_engine.backends.tensorrt import build as building
     from trt_engine.backends.tensorrt import deserialize
@@ -210,12 +179,6 @@ def test_settings_a_release_lacks_are_refused_with_the_release_that_has_them(wor
     ):  # fmt: skip
         fails("UsageError", rf"needs TensorRT {re.escape(since)}", tmp_path, options={name: value})
     assert not world.built and not [item for item in world.objects.values() if item.kind == "Builder"]
-
-
-@pytest.mark.releases("11.0.0", "11.4.0")
-def test_settings_a_release_took_out_are_refused_with_that_release(world: Any, tmp_path: Path) -> None:
-    for name, value in (("tactic_sources", "+cublas"), ("preview_features", "-profile_sharing_0806")):
-        fails("UsageError", r"was taken out in TensorRT 11\.0", tmp_path, options={name: value})
 
 
 # ------------------------------------------------------------------------------------------------ kinds of plans
@@ -402,16 +365,6 @@ def test_a_cache_that_cannot_be_kept_costs_a_warning_and_no_engine(world: Any, t
     assert before and not cache.read_bytes()
 
 
-def test_a_library_that_takes_no_cache_still_builds(world: Any, tmp_path: Path) -> None:
-    for fault, kept in (("IBuilderConfig.create_timing_cache", world.faults.nothing_from),
-                        ("IBuilderConfig.set_timing_cache", world.faults.refused),
-                        ("ITimingCache.serialize", world.faults.nothing_from)):  # fmt: skip
-        kept.add(fault)
-        engine = build(tmp_path, rebuild=True)
-        assert any("timing cache" in text for text in engine.passport.build.warnings), fault
-        kept.clear()
-
-
 # ------------------------------------------------------------------------------------------------ stopping
 
 
@@ -467,20 +420,6 @@ def test_ctrl_c_while_the_thread_of_a_build_starts_stops_the_build(world: Any, t
     finally:
         threading.Thread.start = started  # type: ignore[method-assign]
     assert nothing_left(tmp_path) and not world.built
-
-
-def test_an_interrupted_command_ends_with_130(world: Any, tmp_path: Path) -> None:
-    import onnx_models
-
-    def interrupt(step: int) -> None:
-        until_stopped()
-
-    world.faults.before_step = interrupt
-    model = onnx_models.conv_net(tmp_path / "net.onnx")
-    code, _, err = cli("build", model, "--backend", "tensorrt", "--device", "fake:0", "--batch", "1:2:4",
-                       "-o", tmp_path / "net.engine")  # fmt: skip
-    assert code == 130, err
-    assert nothing_left(tmp_path) and "Traceback" not in err
 
 
 @BOTH
@@ -635,25 +574,6 @@ def test_a_setter_that_does_nothing_is_found_by_reading_back(world: Any, tmp_pat
     assert name in error.message and not world.built
 
 
-def test_a_refusal_the_library_explained_has_its_words(world: Any, tmp_path: Path) -> None:
-    world.faults.stubborn.add("IBuilderConfig.runtime_platform=")
-    world.faults.says["IBuilderConfig.runtime_platform="] = [(
-        "ERROR",
-        "IBuilderConfig::setRuntimePlatform: Error Code 3: API Usage Error (Parameter check failed, condition: a != b::kC. "
-        "This version of TensorRT does not support building engines on platforms other than Linux. In f at /a/b.cpp:835)",
-    )]  # fmt: skip
-    words = "TensorRT set .*: This version of TensorRT does not support .* other than Linux\nhint"
-    error = fails("UsageError", words, tmp_path, options={"runtime_platform": "windows_amd64"})
-    assert error.hint.startswith("build on that platform, or leave `-O runtime_platform` out; ")
-
-
-@NEWEST
-def test_a_build_route_that_is_not_taken_lists_the_knobs(world: Any, tmp_path: Path) -> None:
-    error = fails("UsageError", "does not take `-O build_route=-frobnicate=1`", tmp_path,
-                  options={"build_route": "-frobnicate=1"})  # fmt: skip
-    assert "fusion" in error.hint
-
-
 def test_a_network_that_came_out_weakly_typed_is_refused(world: Any, tmp_path: Path) -> None:
     world.faults.refused.add("INetworkDefinition.get_flag")
     fails("BuildError", "not strongly typed", tmp_path)
@@ -690,12 +610,6 @@ def test_a_workspace_beyond_the_memory_is_cut_with_a_warning(world: Any, tmp_pat
     )
 
 
-def test_the_ladder_raises_a_workspace_that_was_too_small(world: Any, tmp_path: Path) -> None:
-    world.scratch_bytes = 64 << 20
-    engine = build(tmp_path, workspace_mib=1)
-    assert engine.passport.build.retries and engine.passport.build.notes["workspace"] != f"{1 << 20} bytes"
-
-
 @BOTH
 def test_an_engine_of_another_precision_breaks_the_contract(world: Any, tmp_path: Path) -> None:
     import onnx_models
@@ -720,32 +634,9 @@ def test_an_engine_of_another_precision_breaks_the_contract(world: Any, tmp_path
     assert code == 6 and "found fp32" in err
 
 
-def test_an_engine_that_computes_something_else_fails_parity(world: Any, tmp_path: Path) -> None:
-    world.faults.wrong_by = 0.5
-    error = fails("AccuracyError", "scores", tmp_path, parity=True)
-    assert error.exit_code == 7
-
-
 def test_a_plan_of_another_library_than_the_bindings_is_found(world: Any, tmp_path: Path) -> None:
     world.version = (*world.version[:2], world.version[2] + 1, *world.version[3:])
     fails("BuildError", "two TensorRTs|the bindings that built it", tmp_path)
-
-
-def test_a_full_disk_is_said_as_one(world: Any, tmp_path: Path) -> None:
-    from trt_engine.backends.tensorrt import build as building
-    from trt_engine.errors import TrtEngineError
-    from trt_engine.protocols import BuildPaths
-
-    if not Path("/dev/full").exists():
-        pytest.skip("no /dev/full here: a disk cannot be filled in a test")
-    payload = tmp_path / "net.engine"
-    for streamed in (1 << 62, 0):
-        building.STREAM_MIN_BYTES = streamed
-        payload.unlink(missing_ok=True)
-        payload.symlink_to("/dev/full")
-        with pytest.raises(TrtEngineError, match=r"space|full"):
-            direct(tmp_path, BuildPaths(payload))
-        assert not payload.is_symlink(), "nothing half-written is left"
 
 
 def test_warnings_of_tensorrt_stand_in_the_passport(world: Any, tmp_path: Path) -> None:

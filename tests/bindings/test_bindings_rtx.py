@@ -168,13 +168,6 @@ def test_a_strategy_that_is_not_taken_is_an_error(world: Any, tmp_path: Path) ->
     assert json.loads((tmp_path / CACHE).read_bytes())["kernels"] == []
 
 
-def test_scratch_memory_of_ours_is_taken_where_the_settings_say_so(world: Any, tmp_path: Path) -> None:
-    with loaded(sealed(world, tmp_path), memory_strategy="user_managed") as session:
-        infer(session)
-    names = list(world.trt.ExecutionContextAllocationStrategy.__members__)
-    assert [names[item.allocation] for item in configs(world) if item.cache] == ["USER_MANAGED"]
-
-
 # ------------------------------------------------------------------------------------------------ the file
 
 
@@ -320,19 +313,6 @@ def test_weights_that_are_not_taken_are_an_error(world: Any, tmp_path: Path) -> 
         session.create_context()
 
 
-def test_a_stripped_plan_gets_its_weights_from_the_model(world: Any, tmp_path: Path) -> None:
-    with loaded(sealed(world, tmp_path, "REFIT_IDENTICAL", "STRIP_PLAN")) as session:
-        infer(session)
-
-
-def test_a_plan_for_other_gpus_is_refused_with_those_it_is_for(world: Any, tmp_path: Path) -> None:
-    from trt_engine.errors import EngineError
-
-    with pytest.raises(EngineError) as caught, loaded(sealed(world, tmp_path, gpu_bits=0x30)):
-        pass
-    assert "12.0 12.1" in caught.value.message
-
-
 # ------------------------------------------------------------------------------------------------ through the verbs
 
 
@@ -371,15 +351,3 @@ def test_bench_and_profile_take_its_engines(world: Any, tmp_path: Path) -> None:
     assert "library" in record.runtime_info and record.runtime_info["library"].startswith("tensorrt_rtx 1.7.1")
     found = profile(engine, images(2), RuntimeConfig(device="fake:0"), inferences=2, warmup=1, keep=None)
     assert found.rows and len(layers(engine, RuntimeConfig(device="fake:0"))) == len(found.rows)
-
-
-@pytest.mark.slow
-def test_two_of_its_engines_are_compared(world: Any, tmp_path: Path) -> None:
-    import trt_engine as te
-
-    folders = tmp_path / "a", tmp_path / "b"
-    for folder in folders:
-        folder.mkdir()
-    engines = [sealed(world, folder) for folder in folders]
-    report = te.compare(*engines, batch=2, duration_s=0.1, warmup_s=0.0, iterations=4, restarts=6)
-    assert len(report.sides) == 2 and report.comparisons and report.complete

@@ -13,7 +13,6 @@ import pytest
 
 BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 ALL = pytest.mark.releases("10.0.1", "10.16.1", "11.0.0", "11.4.0")
-OLDEST = pytest.mark.releases("10.0.1")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
 
 
@@ -111,20 +110,6 @@ def test_memory_that_is_not_to_be_counted_is_left_to_tensorrts_own_allocator(wor
         assert answers(session, context, images(2))["scores"].shape == (2, 16)
         assert "allocated" not in session.runtime_info() and session.failed_allocations() == 0
         assert [item.values["gpu_allocator"] for item in world.alive() if item.kind == "Runtime"] == [None]
-
-
-def test_each_inference_goes_to_the_stream_it_is_given(world: Any, tmp_path: Path) -> None:
-    with running(built(tmp_path)) as (session, context):
-        streams = [session.device.stream() for _ in range(2)]
-        context.prepare({"images": (1, 3, 8, 8)})
-        buffers = {"images": session.device.allocate(768), "scores": session.device.allocate(64)}
-        context.bind(buffers)
-        for stream in streams:
-            context.enqueue(stream)
-            stream.synchronize()
-        assert world.enqueued_on == [stream.handle for stream in streams]
-        for item in (*streams, *buffers.values()):
-            item.close()
 
 
 def test_a_captured_inference_is_replayed_and_ends_with_its_shapes(world: Any, tmp_path: Path) -> None:
@@ -233,22 +218,6 @@ def test_a_profile_that_tensorrt_does_not_switch_to_is_an_error(world: Any, tmp_
 # ------------------------------------------------------------------------------------------------ what is refused
 
 
-def test_shapes_are_refused_by_us_first_and_then_in_tensorrts_words(world: Any, tmp_path: Path) -> None:
-    from trt_engine.errors import FeedError, ProfileError, ShapeError
-
-    with running(built(tmp_path)) as (_, context):
-        with pytest.raises(ProfileError):
-            context.prepare({"images": (9, 3, 8, 8)})
-        with pytest.raises(FeedError, match="has no shape"):
-            context.prepare({})
-        world.faults.refused.add("IExecutionContext.set_input_shape")
-        world.faults.says["IExecutionContext.set_input_shape"] = [
-            ("ERROR", "Static dimension mismatch while setting input shape for images.")
-        ]
-        with pytest.raises((FeedError, ShapeError), match="Static dimension mismatch"):
-            context.prepare({"images": (1, 3, 8, 8)})
-
-
 def test_buffers_must_be_there_large_enough_and_aligned(world: Any, tmp_path: Path) -> None:
     from trt_engine.errors import UsageError
 
@@ -299,19 +268,6 @@ def test_an_inference_tensorrt_does_not_take_is_an_error_with_its_reason(world: 
             context.enqueue(stream)
         for item in (stream, *buffers.values()):
             item.close()
-
-
-def test_an_old_failure_is_not_taken_for_the_reason_of_a_new_one(world: Any, tmp_path: Path) -> None:
-    from trt_engine.errors import TrtEngineError
-
-    with running(built(tmp_path)) as (_, context):
-        world.faults.refused.add("IExecutionContext.set_input_shape")
-        world.faults.says["IExecutionContext.set_input_shape"] = [("ERROR", "first trouble")]
-        with pytest.raises(TrtEngineError, match="first trouble"):
-            context.prepare({"images": (1, 3, 8, 8)})
-        world.faults.says.clear()
-        with pytest.raises(TrtEngineError, match="TensorRT gave no reason"):
-            context.prepare({"images": (1, 3, 8, 8)})
 
 
 @BOTH
@@ -452,14 +408,6 @@ def test_memory_refused_once_is_not_the_reason_of_everything_after(world: Any, t
     assert not isinstance(caught.value, MemoryExhausted)
     for item in (*contexts, stream, *buffers.values(), session):
         item.close()
-
-
-def test_an_engine_on_dla_is_not_captured(world: Any, tmp_path: Path) -> None:
-    engine = built(tmp_path)
-    config = engine.passport.build.config | {"options": {"dla_core": "0"}}
-    build = replace(engine.passport.build, config=config)
-    with running(replace(engine, passport=replace(engine.passport, build=build))) as (session, context):
-        assert "DLA" in context.no_graph and "DLA" in session.runtime_info()["graphs"]
 
 
 @ALL
@@ -610,18 +558,6 @@ def test_an_engine_that_is_not_whole_after_its_weights_came_back_is_not_run(worl
     assert not [item for item in world.alive() if item.kind == "ICudaEngine"], "none is left behind"
 
 
-def test_weights_come_back_from_beside_a_model_named_from_its_own_folder(world: Any, tmp_path: Path) -> None:
-    import os
-
-    import onnx_models
-
-    onnx_models.conv_net(tmp_path / "net.onnx", location="net.bin")
-    os.chdir(tmp_path)
-    engine = built(Path(), Path("net.onnx"), strip_weights="on")
-    with running(engine, refit_from="net.onnx") as (session, context):
-        assert answers(session, context, images(1))["scores"].shape == (1, 16)
-
-
 @ALL
 def test_damaged_and_foreign_plans_are_refused_with_tensorrts_reason(world: Any, tmp_path: Path) -> None:
     from trt_engine.errors import EngineError
@@ -638,19 +574,6 @@ def test_damaged_and_foreign_plans_are_refused_with_tensorrts_reason(world: Any,
         with pytest.raises(EngineError, match=reason) as caught:
             load(engine)
         assert caught.value.hint and caught.value.exit_code == 10
-
-
-def test_a_plan_that_is_not_its_passports_is_found_before_it_computes(world: Any, tmp_path: Path) -> None:
-    from trt_engine.errors import EngineError
-
-    engine = built(tmp_path)
-    signature = engine.passport.signature
-    for outputs in (
-        (replace(signature.outputs[0], name="boxes"),), (replace(signature.outputs[0], dtype="float16"),)
-    ):  # fmt: skip
-        wrong = replace(engine, passport=replace(engine.passport, signature=replace(signature, outputs=outputs)))
-        with pytest.raises(EngineError, match="is not the plan of its passport"):
-            load(wrong)
 
 
 @ALL
@@ -706,20 +629,6 @@ def test_an_error_logged_while_the_runtime_is_made_is_a_failure(world: Any, tmp_
         load(engine)
 
 
-def test_a_dla_core_that_is_not_there_is_refused(world: Any, tmp_path: Path) -> None:
-    from trt_engine.errors import SetupError
-
-    engine = built(tmp_path)
-    with pytest.raises(SetupError, match="DLA core 0 does not exist, this machine has 0"):
-        load(engine, dla_core="0")
-
-
-def test_the_l2_limit_reaches_the_context(world: Any, tmp_path: Path) -> None:
-    with running(built(tmp_path), persistent_cache_limit="1MiB"):
-        (native,) = [item for item in world.alive() if item.kind == "IExecutionContext"]
-        assert native.values["persistent_cache_limit"] == 1 << 20
-
-
 # ------------------------------------------------------------------------------------------------ layers
 
 
@@ -734,15 +643,6 @@ def test_layers_are_read_at_shapes_and_cost_no_device_memory(world: Any, tmp_pat
     assert any(layer.kind and layer.is_matmul for layer in found) and all(layer.name for layer in found)
     assert device.memory().peak_bytes == before
     session.close()
-
-
-def test_one_name_with_quotation_marks_does_not_cost_the_other_layers(world: Any, tmp_path: Path) -> None:
-    session = load(built(tmp_path))
-    (key,) = [key for key, name in world.names.items() if name == "EngineInspector.get_engine_information"]
-    world.puppet.rules[key] = lambda call: '{"Layers": [{"Name": "the "odd" one"}]}'
-    found = session.layers()
-    session.close()
-    assert len(found) > 1 and any(layer.is_matmul for layer in found)
 
 
 @BOTH

@@ -81,13 +81,16 @@ def _serve(library: Path, folder: Path) -> None:
 
 
 _EVERYBODYS = (
-    "pytest", "onnxruntime", "onnx.reference.ops", "onnx_models", "bindings.on_fake", "trt_engine.verbs.build",
-    "trt_engine.verbs.inspect", "trt_engine.verbs.load", "trt_engine.backends.tensorrt.build", "trt_engine.cli.main",
+    "pytest", "onnxruntime", "onnx.reference.ops", "onnx_models", "bindings.on_fake", "trt_engine.verbs.build.run",
+    "trt_engine.verbs.inspect.run", "trt_engine.verbs.load", "trt_engine.backends.tensorrt.build", "trt_engine.cli.main",
 )  # fmt: skip
 
 
 def _warm() -> None:
     """What every test imports, imported once; and the cards of both libraries with the fake device on them."""
+    from trt_engine import errors
+
+    errors.in_shell = True  # messages as they stand in the sources
     for name in _EVERYBODYS:
         importlib.import_module(name)
     from trt_engine.backend import list_backends

@@ -169,17 +169,6 @@ def test_text_stands_out_in_light_and_in_dark(tmp_path: Path, scheme: str, flags
     assert {choice: ratio for choice, ratio in told["contrasts"].items() if ratio < 4.5} == {}
 
 
-def test_a_script_or_a_request_in_the_page_would_be_seen(tmp_path: Path) -> None:
-    """The measuring itself: a page with what ours must not have."""
-    page = page_of("cpu", tmp_path)
-    bad = '<script>document.title = "owned"</script><img src="https://example.invalid/x.png">'
-    bad += '<div style="width:900px">.</div>'
-    page.write_text(page.read_text().replace("</main>", bad + "</main>"))
-    seen = look(page, tmp_path, widths=(390,))
-    assert seen.console and seen.widths[390]["scrolls"] > 390 and seen.widths[390]["scripts"] == 1
-    assert seen.widths[390]["title"] != "owned"  # the page's own policy holds even then
-
-
 @pytest.mark.parametrize("run", ["gpu", "matrix", "gpu_matrix", "compared", "profiled", "everything", "hostile_matrix"])
 def test_nothing_is_cut_off_on_paper(tmp_path: Path, run: str) -> None:
     """The page in its print rules at the width of A4 between the margins."""
@@ -214,23 +203,3 @@ def test_nothing_is_clipped_covered_or_out_of_sight(tmp_path: Path, run: str, wi
     """By the boxes of all text in the charts, the widths of tables at 1280 px, and every text's contrast in the dark too."""
     page = page_of(run, tmp_path).read_text()
     assert [text for dark in (False, True) for text in layout.measure(page, width, dark=dark)["wrong"]] == []
-
-
-def test_text_that_is_covered_clipped_or_pale_would_be_seen(tmp_path: Path) -> None:
-    """The measuring itself: a page with what ours must not have."""
-    svg = '<figure><svg role="img" viewBox="0 0 480 40"><title>t</title><line class="zero" x1="20" x2="20" y1="0" y2="40"/>'
-    svg += '<text x="2" y="20">median</text><text x="12" y="20">mean</text><text x="470" y="20">beyond</text></svg></figure>'
-    wide = (
-        '<div class="scroll" aria-label="wide"><div style="width:3000px">.</div></div><p style="color:#ddd">`pale`</p>'
-    )
-    page = page_of("cpu", tmp_path).read_text().replace("</main>", f"{svg}{wide}</main>")
-    wrong = " ".join(layout.measure(page, 1280)["wrong"])
-    for what in (
-        "text over text",
-        "text on a line",
-        "outside its chart",
-        "scrolls sideways: wide",
-        "contrast",
-        "backticks",
-    ):
-        assert what in wrong

@@ -17,25 +17,26 @@ import rnnt_models as rnnt
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
-from trt_engine.bundling.bundle import execute
-from trt_engine.bundling.bundle_plan import plan
 from trt_engine.config.build import BuildConfig, BundleConfig
-from trt_engine.diagnosis.machine import requirement_holds
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     EngineError,
     ModelError,
     PrecisionError,
     ProfileError,
-    SetupError,
     ShapeError,
     TrtEngineError,
     UsageError,
 )
 from trt_engine.records.bundle import BundleReport
 from trt_engine.records.passport import NOT_VALIDATED
-from trt_engine.verbs.inspect import inspect
-from trt_engine.verbs.inspect_bundle import inspect_bundle, is_bundle
+from trt_engine.verbs.bundle.bundle_plan import plan
+from trt_engine.verbs.bundle.run import execute
+from trt_engine.verbs.bundle_folder import inspect_bundle, is_bundle
+from trt_engine.verbs.doctor.machine import requirement_holds
+from trt_engine.verbs.inspect.run import inspect
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 NAMES = ("encoder", "predictor", "joint")
 
@@ -130,18 +131,6 @@ def test_the_engines_of_a_bundle_answer_as_their_models_do(exported: Path, tmp_p
             np.testing.assert_allclose(got[spec.name], want, rtol=1e-5, atol=1e-6)
 
 
-def test_the_profiles_are_the_sources_and_fixed_sizes_are_the_signatures(exported: Path, tmp_path: Path) -> None:
-    report = te.bundle(exported, tmp_path / "engines")
-    spans = {
-        item.name: {name: str(span) for name, span in item.profiles[0].ranges.items()} for item in report.components
-    }
-    assert spans == {
-        "encoder": {"audio_signal": "1x128x16,1x128x64,1x128x256", "length": "1,1,1"},
-        "predictor": {"y": "1x1,1x1,1x8", "h": "2x1x16,2x1x16,2x1x16", "c": "2x1x16,2x1x16,2x1x16"},
-        "joint": {"encoder_output": "1x32x16,1x32x64,1x32x256", "predictor_output": "1x16x1,1x16x1,1x16x8"},
-    }
-
-
 def test_a_range_meant_for_one_component_wins_over_that_of_all_in_any_order(exported: Path, tmp_path: Path) -> None:
     for dims in (["joint.T=2:8:64", "T=16:64:512"], ["T=16:64:512", "joint.T=2:8:64"]):
         planned = plan(exported, tmp_path / "engines", BundleConfig(dims=dims), BuildConfig())
@@ -150,33 +139,7 @@ def test_a_range_meant_for_one_component_wins_over_that_of_all_in_any_order(expo
         assert ranges["encoder"]["audio_signal"].max == (1, rnnt.MELS, 512)
 
 
-def test_what_feeds_what_is_inferred_and_the_chain_runs_in_sizes_that_fit(exported: Path, tmp_path: Path) -> None:
-    report = te.bundle(exported, tmp_path / "engines", run=True)
-    assert {
-        (f"{x.producer}.{x.output}", f"{x.consumer}.{x.input}", x.matches, x.declared) for x in report.connections
-    } == {
-        ("encoder.encoder_output", "joint.encoder_output", True, False),
-        ("predictor.g", "joint.predictor_output", True, False),
-        ("predictor.h_out", "predictor.h", True, False),
-        ("predictor.c_out", "predictor.c", True, False),
-    }
-    first, second, third, again = report.chain
-    assert [step.component for step in report.chain] == ["encoder", "predictor", "joint", "predictor"]
-    # the encoder makes one frame of eight: only its largest input gives the joint what its smallest profile takes
-    assert first.inputs["audio_signal"]["shape"] == [1, 128, 256]
-    assert third.inputs["encoder_output"] == first.outputs["encoder_output"]
-    assert third.inputs["predictor_output"] == second.outputs["g"]
-    assert third.sources == {"encoder_output": "encoder.encoder_output", "predictor_output": "predictor.g"}
-    assert again.inputs["h"] == second.outputs["h_out"] and again.sources == {
-        "h": "predictor.h_out",
-        "c": "predictor.c_out",
-    }
-    assert first.inputs["length"]["min"] == 256  # as many frames as there are, no random number
-    for item in report.components:
-        assert item.smoke_run is not None and item.smoke_run["outputs"] and item.smoke_run["second_ms"] > 0
-        assert all(told.get("not_finite", 0) == 0 for told in item.smoke_run["outputs"].values())
-
-
+@pytest.mark.usefixtures("empty_store")
 def test_a_log_begins_with_the_command_that_builds_this_engine_alone(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
     with _InfoLog():
@@ -240,24 +203,6 @@ def test_a_second_run_builds_only_what_changed(exported: Path, tmp_path: Path) -
     }  # fmt: skip
 
 
-def test_a_new_folder_takes_its_engines_from_the_store_and_says_so(exported: Path, tmp_path: Path) -> None:
-    first = te.bundle(exported, tmp_path / "one")
-    second = te.bundle(exported, tmp_path / "two")
-    assert states(second) == dict.fromkeys(NAMES, "stored") and second.complete
-    assert [item.digest for item in second.components] == [item.digest for item in first.components]
-    assert "from the store" in (tmp_path / "two" / "build_logs" / "joint.log").read_text()
-    assert states(te.bundle(exported, tmp_path / "two", rebuild=True)) == dict.fromkeys(NAMES, "built")
-
-
-def test_an_engine_that_was_changed_is_not_kept(exported: Path, tmp_path: Path) -> None:
-    out = tmp_path / "engines"
-    te.bundle(exported, out)
-    with (out / "joint.engine.onnx").open("ab") as file:
-        file.write(b"x")
-    assert states(te.bundle(exported, out))["joint"] == "stored"
-    Engine.open(out / "joint.engine.onnx").verify()
-
-
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
@@ -274,12 +219,6 @@ def test_a_missing_side_file_is_named_before_anything_is_built(exported: Path, t
     (exported.parent / file).unlink()
     error = refused(exported, tmp_path / "engines")
     assert error.exit_code == 4 and f"`{file}`" in error.message and file in str(error.hint)
-
-
-def test_a_missing_model_is_named(exported: Path, tmp_path: Path) -> None:
-    (exported.parent / "joint.onnx").unlink()
-    error = refused(exported, tmp_path / "engines")
-    assert "joint.onnx" in error.message and "predictor.onnx" in str(error.hint)
 
 
 def test_a_side_file_that_leads_out_of_the_folder_is_refused(exported: Path, tmp_path: Path) -> None:
@@ -310,14 +249,6 @@ def test_a_wrong_dimension_in_the_meta_file_is_refused(
     assert error.exit_code == 4 and said in error.message and "components.encoder.inputs.audio_signal" in error.message
 
 
-def test_an_input_the_model_does_not_have_is_refused_with_the_nearest(exported: Path, tmp_path: Path) -> None:
-    components: dict[str, Any] = {name: {} for name in NAMES} | {
-        "encoder": {"inputs": {"audio_signals": ["B", 128, "T"]}}
-    }
-    rnnt.meta(exported.parent, components=components)
-    assert "`audio_signal`" in str(refused(exported, tmp_path / "engines").hint)
-
-
 def test_components_that_do_not_fit_are_refused_before_anything_is_built(exported: Path, tmp_path: Path) -> None:
     rnnt.joint(exported.parent / "joint.onnx", heard=40)
     error = refused(exported, tmp_path / "engines")
@@ -337,11 +268,6 @@ def test_a_declared_connection_that_does_not_hold_is_refused_with_its_line(expor
     assert "`encoder_output`" in str(refused(exported, tmp_path / "engines").hint)
     rnnt.meta(exported.parent, connections=["encoder.encoder_output -> joint.encoder_output"] * 2)
     assert "already connected by" in refused(exported, tmp_path / "engines").message
-
-
-def test_types_that_differ_are_refused(exported: Path, tmp_path: Path) -> None:
-    rnnt.meta(exported.parent, connections=["encoder.encoded_lengths -> joint.encoder_output"])
-    assert "the output is int64, the input float32" in refused(exported, tmp_path / "engines").message
 
 
 def test_an_encoder_the_other_way_round_is_turned_or_the_remedy_is_said(exported: Path, tmp_path: Path) -> None:
@@ -372,19 +298,7 @@ def test_sizes_that_can_never_meet_are_found_by_the_chain(exported: Path, tmp_pa
     assert te.bundle(exported, out, run=True, dims={"joint.T": "2:8:32"}).complete
 
 
-def test_a_fixed_output_outside_the_range_it_feeds_is_refused(exported: Path, tmp_path: Path) -> None:
-    rnnt.encoder(exported.parent / "encoder.onnx")
-    whole = ["joint:predictor_output:1x16x1,1x16x1,1x16x8", "joint:encoder_output:1x32x8,1x32x8,1x32x8"]
-    assert te.bundle(exported, tmp_path / "engines", profiles=whole).complete
-    save(
-        exported.parent / "encoder.onnx", [node("Conv", "audio_signal w", "out", strides=[8])],
-        {"audio_signal": (FLOAT, [1, 128, 80])}, {"out": (FLOAT, [1, 32, 10])},
-        {"w": np.ones((32, 128, 8), np.float32) / 1024},
-    )  # fmt: skip
-    error = refused(exported, tmp_path / "other")
-    assert "1x32x10" in error.message and "spans 16 to 256" in error.message
-
-
+@pytest.mark.usefixtures("empty_store")
 def test_a_component_that_fails_leaves_the_others_and_the_report_says_which(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
     te.bundle(exported, out)
@@ -419,6 +333,7 @@ class _Interrupting(logging.Handler):
             raise KeyboardInterrupt
 
 
+@pytest.mark.usefixtures("empty_store")
 def test_an_interrupted_bundle_leaves_a_true_report_and_goes_on_where_it_was(exported: Path, tmp_path: Path) -> None:
     out, hand = tmp_path / "engines", _Interrupting("optimising `predictor.onnx`")
     logger = logging.getLogger("trt_engine")
@@ -435,15 +350,7 @@ def test_an_interrupted_bundle_leaves_a_true_report_and_goes_on_where_it_was(exp
     assert states(te.bundle(exported, out)) == {"encoder": "kept", "predictor": "built", "joint": "built"}
 
 
-def test_what_a_killed_bundle_left_is_swept(exported: Path, tmp_path: Path) -> None:
-    leftover = tmp_path / "engines" / ".staged.00000000-1-1.tmp"
-    (leftover / "encoder").mkdir(parents=True)
-    (leftover / "encoder" / "encoder.onnx").write_bytes(b"half")
-    os.utime(leftover, (0, 0))
-    te.bundle(exported, tmp_path / "engines")
-    assert not leftover.exists()
-
-
+@pytest.mark.usefixtures("empty_store")
 def test_a_model_that_changes_while_it_is_staged_is_not_built(exported: Path, tmp_path: Path) -> None:
     planned = plan(exported, tmp_path / "engines", BundleConfig(), BuildConfig())
     data = bytearray((exported.parent / "encoder.onnx.data").read_bytes())
@@ -467,12 +374,6 @@ def test_files_that_are_not_ours_are_left_alone_without_a_yes(exported: Path, tm
     assert te.bundle(exported, out, overwrite=True).complete
     with pytest.raises(UsageError, match="is a file"):
         te.bundle(exported, exported)
-
-
-def test_engines_may_lie_beside_their_models(exported: Path) -> None:
-    before = {file: (exported.parent / file).read_bytes() for file in files_in(exported.parent)}
-    assert te.bundle(exported, exported.parent).complete
-    assert {file: (exported.parent / file).read_bytes() for file in before} == before
 
 
 # ------------------------------------------------------------------------------------------------ sizes
@@ -525,17 +426,6 @@ def test_wrong_sizes_are_the_callers_mistake(
     assert said in refused(exported, tmp_path / "engines", kind, **arguments).message
 
 
-@pytest.mark.parametrize(
-    ("typed", "hint"),
-    [("T=9:2:3", "T=2:3:9"), ("T=64:32:256", "T=32:64:256"), ("T=::8", "T=8:8:8"), ("T=4096::", "T=4096:4096:4096")],
-)
-def test_the_range_a_hint_gives_is_taken(exported: Path, tmp_path: Path, typed: str, hint: str) -> None:
-    error = refused(exported, tmp_path / "engines", ProfileError, dims=[typed])
-    assert f"`--dim {hint}`" in str(error.hint)
-    low, best, high = map(int, hint.removeprefix("T=").split(":"))
-    assert low <= best <= high
-
-
 # ------------------------------------------------------------------------------------------------ any model
 
 
@@ -573,24 +463,6 @@ def test_any_model_of_several_components_is_built_and_run_in_its_order(pair: Pat
     }  # fmt: skip
     tower, head = report.chain  # the head stands first in the file, and is fed by the tower
     assert head.inputs["z"] == tower.outputs["y"] and head.inputs["bias"]["shape"] == [2, 5, 6]
-
-
-def test_a_dimension_without_a_name_or_a_range_says_how_to_give_one(pair: Path, tmp_path: Path) -> None:
-    document = json.loads(pair.read_text())
-    del document["dimensions"]
-    pair.write_text(json.dumps(document))
-    error = refused(pair, tmp_path / "engines", ShapeError)
-    assert "`items`" in error.message and "--dim items=" in str(error.hint)
-    document["components"]["tower"] = "t.onnx"
-    document["dimensions"] = {"items": 3}
-    pair.write_text(json.dumps(document))
-    error = refused(pair, tmp_path / "engines", ShapeError)
-    assert "dimension 1 has no range" in error.message and "--profile tower:x:" in str(error.hint)
-
-
-def test_the_onnx_files_may_lie_elsewhere(pair: Path, tmp_path: Path) -> None:
-    shutil.copy(pair, tmp_path / "m.json")
-    assert te.bundle(tmp_path / "m.json", tmp_path / "engines", onnx_dir=pair.parent).complete
 
 
 # ------------------------------------------------------------------------------------------------ other backends
@@ -644,52 +516,7 @@ def test_what_is_wrong_with_a_bundle_is_said(exported: Path, tmp_path: Path) -> 
         look(out, run=True)
 
 
-def test_a_report_that_is_damaged_says_so(exported: Path, tmp_path: Path) -> None:
-    te.bundle(exported, tmp_path / "engines")
-    document = on_disk(tmp_path / "engines")
-    del document["components"]
-    (tmp_path / "engines" / "build_report.json").write_text(json.dumps(document))
-    with pytest.raises(ModelError, match="cannot be read"):
-        look(tmp_path / "engines")
-
-
 # ------------------------------------------------------------------------------------------------ what is left, what is said
-
-
-def test_the_sources_are_never_written_over_not_even_with_yes(exported: Path, tmp_path: Path) -> None:
-    folder = exported.parent
-    shutil.copy(exported, folder / "build_report.json")
-    with pytest.raises(UsageError, match="would overwrite its input"):
-        te.bundle(folder / "build_report.json", folder, overwrite=True)
-    (folder / "joint.onnx").rename(folder / "encoder.engine.onnx")
-    rnnt.meta(folder, components={"encoder": {}, "predictor": {}, "joint": {"file": "encoder.engine.onnx"}})
-    before = (folder / "encoder.engine.onnx").read_bytes()
-    with pytest.raises(UsageError, match=r"would overwrite its input .*encoder\.engine\.onnx`"):
-        te.bundle(exported, folder, overwrite=True)
-    assert (folder / "encoder.engine.onnx").read_bytes() == before
-    assert te.bundle(exported, tmp_path / "engines").complete
-
-
-def test_two_components_may_be_of_one_file(exported: Path, tmp_path: Path) -> None:
-    document = {"components": {"near": "joint.onnx", "far": "joint.onnx"}, "dimensions": {"time": 8, "token_len": 2}}
-    exported.write_text(json.dumps(document))
-    report = te.bundle(exported, tmp_path / "engines", run=True)
-    assert states(report) == {"near": "built", "far": "stored"} and report.complete and report.chain == ()
-    assert report.components[0].digest == report.components[1].digest
-    for name in ("near", "far"):
-        Engine.open(tmp_path / "engines" / f"{name}.engine.onnx").verify()
-
-
-def test_names_with_blanks_and_other_letters_are_names(tmp_path: Path) -> None:
-    meta = rnnt.export(tmp_path / "ein Modell" / "größer")
-    report = te.bundle(meta, tmp_path / "die Engines" / "ü", run=True)
-    assert report.complete and te.bundle(meta, tmp_path / "die Engines" / "ü").complete
-
-
-def test_a_name_that_is_no_utf8_does_not_break_the_report(exported: Path, tmp_path: Path) -> None:
-    exported.write_text('{"name": "\\ud800"}')
-    assert te.bundle(exported, tmp_path / "engines").complete
-    assert on_disk(tmp_path / "engines")["name"] == "\ufffd"
 
 
 def test_an_input_that_is_filled_must_be_there_and_hold_the_number(exported: Path, tmp_path: Path) -> None:
@@ -726,6 +553,7 @@ def test_settings_of_a_component_are_its_own_and_options_are_added(exported: Pat
     assert "--parity-rtol 0.5" in found["joint"].command and "parity" not in found["encoder"].command
 
 
+@pytest.mark.usefixtures("empty_store")
 def test_a_stricter_parity_than_was_proved_is_proved_again(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
     te.bundle(exported, out, parity=False)
@@ -761,15 +589,6 @@ def test_the_command_in_the_report_repeats_a_call_from_python(
     assert [item["key"] for item in again["components"]] == [item.key for item in first.components]
 
 
-def test_an_engine_of_no_component_any_more_is_said_and_left(exported: Path, tmp_path: Path) -> None:
-    out = tmp_path / "engines"
-    te.bundle(exported, out)
-    rnnt.meta(exported.parent, components={"encoder": {}, "predictor": {}}, dimensions={"time": 64, "token_len": 1})
-    report = te.bundle(exported, out)
-    assert report.complete and [text for text in report.warnings if "joint.engine.onnx" in text]
-    Engine.open(out / "joint.engine.onnx").verify()
-
-
 def test_what_was_never_renamed_and_weights_of_no_engine_are_swept(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
     te.bundle(exported, out)
@@ -782,39 +601,6 @@ def test_what_was_never_renamed_and_weights_of_no_engine_are_swept(exported: Pat
         os.utime(out / name, (0, 0))
     te.bundle(exported, out)
     assert files_in(out) == whole | set(theirs)
-
-
-def test_the_log_of_a_build_is_whole_however_quiet_the_package_is(
-    exported: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    logger = logging.getLogger("trt_engine")
-    logger.setLevel(logging.WARNING)
-    te.bundle(exported, tmp_path / "engines")
-    text = (tmp_path / "engines" / "build_logs" / "encoder.log").read_text()
-    assert "building `encoder.onnx` with onnxruntime" in text and "staged encoder.onnx, encoder.onnx.data" in text
-    assert logger.level == logging.WARNING and not caplog.records, "nobody else hears more than before"
-
-
-def test_a_range_no_tensor_can_have_is_refused(exported: Path, tmp_path: Path) -> None:
-    huge = [f"{name}={(1 << 31) - 1}" for name in "TB"]
-    assert "is too large" in refused(exported, tmp_path / "engines", ProfileError, dims=huge).message
-    refused(exported, tmp_path / "engines", UsageError, dims=["T=" + "9" * 5000])
-
-
-def test_a_folder_where_nothing_can_be_written_is_told_before_anything_is_built(exported: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SetupError) as told:
-        te.bundle(exported, tmp_path / "file" / "engines")
-    assert told.value.hint and told.value.exit_code == 3
-    assert (tmp_path / "file").read_text() == "in the way"
-
-
-def test_a_hint_names_the_model_and_not_its_staged_copy(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(PrecisionError) as told:
-        te.bundle(exported, tmp_path / "engines", precision="fp16")
-    assert f"cast {exported.parent / 'encoder.onnx'} " in str(told.value.hint)
-    text = f"{told.value.message}{told.value.hint}{(tmp_path / 'engines' / 'build_report.json').read_text()}"
-    assert ".staged" not in text
 
 
 def test_what_a_library_says_of_the_staged_copy_is_said_of_the_model(tmp_path: Path) -> None:
@@ -832,12 +618,27 @@ def test_what_a_library_says_of_the_staged_copy_is_said_of_the_model(tmp_path: P
     assert ".staged" not in (tmp_path / "engines" / "build_logs" / "a.log").read_text()
 
 
-def test_two_bundles_into_one_folder_come_one_after_the_other(exported: Path, tmp_path: Path) -> None:
-    from concurrent.futures import ThreadPoolExecutor
+def test_a_dimension_without_a_name_or_a_range_says_how_to_give_one(pair: Path, tmp_path: Path) -> None:
+    document = json.loads(pair.read_text())
+    del document["dimensions"]
+    pair.write_text(json.dumps(document))
+    error = refused(pair, tmp_path / "engines", ShapeError)
+    assert "`items`" in error.message and "--dim items=" in str(error.hint)
+    document["components"]["tower"] = "t.onnx"
+    document["dimensions"] = {"items": 3}
+    pair.write_text(json.dumps(document))
+    error = refused(pair, tmp_path / "engines", ShapeError)
+    assert "dimension 1 has no range" in error.message and "--profile tower:x:" in str(error.hint)
 
-    with ThreadPoolExecutor(2) as both:
-        asked = [both.submit(te.bundle, exported, tmp_path / "engines") for _ in range(2)]
-        reports = [future.result() for future in asked]
-    assert all(report.complete for report in reports)
-    assert sorted({status for report in reports for status in states(report).values()}) == ["built", "kept"]
-    assert all(len(set(states(report).values())) == 1 for report in reports), "never a component each"
+
+def test_a_fixed_output_outside_the_range_it_feeds_is_refused(exported: Path, tmp_path: Path) -> None:
+    rnnt.encoder(exported.parent / "encoder.onnx")
+    whole = ["joint:predictor_output:1x16x1,1x16x1,1x16x8", "joint:encoder_output:1x32x8,1x32x8,1x32x8"]
+    assert te.bundle(exported, tmp_path / "engines", profiles=whole).complete
+    save(
+        exported.parent / "encoder.onnx", [node("Conv", "audio_signal w", "out", strides=[8])],
+        {"audio_signal": (FLOAT, [1, 128, 80])}, {"out": (FLOAT, [1, 32, 10])},
+        {"w": np.ones((32, 128, 8), np.float32) / 1024},
+    )  # fmt: skip
+    error = refused(exported, tmp_path / "other")
+    assert "1x32x10" in error.message and "spans 16 to 256" in error.message

@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trt_engine.bundling.model_meta import ModelMeta, read_meta
 from trt_engine.errors import ModelError
+from trt_engine.verbs.bundle.model_meta import ModelMeta, read_meta
 
 SCHEMA = json.loads((Path(__file__).parents[2] / "docs" / "model_meta.schema.json").read_text())
 
@@ -60,14 +60,6 @@ def test_everything_the_schema_names_is_read(tmp_path: Path) -> None:
         ("a.y -> b.v2.x", ()), ("a.n.out -> b.v2.n", (1, 0)),
     ]  # fmt: skip
     assert not found.is_rnnt
-
-
-def test_lists_of_components_and_tensors_are_read_too(tmp_path: Path) -> None:
-    document = {"components": [{"name": "a", "inputs": [{"name": "x", "shape": ["N", 2]}]}, "b"]}
-    jsonschema.validate(document, SCHEMA)
-    found = read(tmp_path, document)
-    assert [(item.name, item.file) for item in found.components] == [("a", "a.onnx"), ("b", "b.onnx")]
-    assert found.components[0].inputs == {"x": ("N", 2)}
 
 
 WRONG = [
@@ -181,13 +173,6 @@ def test_a_key_that_stands_twice_is_refused_with_both_lines(tmp_path: Path) -> N
         tmp_path, '{"labels": {"a": 1, "a": 2}, "dimensions": {"a.b": 3, "a": 2}, "a": 1, "x": {"a": {"b": 1}}}'
     )
     assert found.dimensions == {"a.b": (3, 3, 3), "a": (2, 2, 2)}, "what the exporter keeps for itself is its own"
-
-
-def test_a_place_that_is_spelled_otherwise_in_the_file_has_the_line_around_it(tmp_path: Path) -> None:
-    found = read(tmp_path, '{"components": [\n {"name": "a",\n  "inputs": [{"name": "x].y", "dims": [1]}]}]}')
-    told = found.error("components[0].inputs.x].y", "so", "else")
-    assert "(line 3): so" in told.message
-    assert "(line 1): so" in found.error("].[", "so", "else").message
 
 
 def test_a_missing_file_a_folder_and_other_bytes_are_told_apart(tmp_path: Path) -> None:

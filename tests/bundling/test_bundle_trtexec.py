@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -18,9 +17,7 @@ import rnnt_models as rnnt
 import trt_engine as te
 from patience import text_of, until
 from trt_engine.atomic_io import file_digest
-from trt_engine.backends.trtexec import program
 from trt_engine.engine import Engine
-from trt_engine.errors import MemoryExhausted, PrecisionError, SetupError
 from trtexec.stand_in import V10, V11, write_trtexec
 
 NAMES = ("encoder", "predictor", "joint")
@@ -79,38 +76,6 @@ def test_the_sources_command_makes_the_sources_folder(
 
 
 @pytest.mark.slow
-def test_out_of_memory_ends_with_its_code_and_the_log_says_what_trtexec_said(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    installed(monkeypatch, tmp_path / "tool", fail="out_of_memory")
-    out = tmp_path / "engines"
-    with pytest.raises(MemoryExhausted, match="component `encoder`") as told:
-        te.bundle(exported, out, backend="trtexec")
-    assert told.value.exit_code == 11 and told.value.hint
-    report = on_disk(out)
-    assert [item["status"] for item in report["components"]] == ["failed"] * 3 and not report["complete"]
-    text = (out / "build_logs" / "encoder.log").read_text()
-    assert "&&&& FAILED" in text and "# failed: " in text
-    installed(monkeypatch, tmp_path / "tool")
-    assert te.bundle(exported, out, backend="trtexec").complete
-
-
-@pytest.mark.slow
-def test_a_workspace_read_as_32_kib_stops_every_component_before_a_tactic_runs(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tactics = tmp_path / "tactics"
-    installed(monkeypatch, tmp_path / "tool", workspace_as_bytes=True, tacticsFile=str(tactics))
-    out = tmp_path / "engines"
-    with pytest.raises(SetupError, match=r"component `encoder`: .*`workspace` as 0.03125 MiB, 32768 MiB was requested"):
-        te.bundle(exported, out, backend="trtexec")
-    assert not tactics.exists()
-    report = on_disk(out)
-    assert [item["error"]["exit_code"] for item in report["components"]] == [3] * 3 and not report["complete"]
-    assert not list(out.glob("*.engine")) and not list(out.glob(".*"))
-
-
-@pytest.mark.slow
 def test_a_foreign_node_climbs_the_ladder_and_the_report_names_the_models_not_their_staged_copies(
     exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,34 +86,6 @@ def test_a_foreign_node_climbs_the_ladder_and_the_report_names_the_models_not_th
         assert item.notes["retry"].startswith("optimisation level 2")
         convert = next(step for step in item.retries if "trt-engine convert" in step)
         assert f"-o {exported.parent / item.name}.dynamo.onnx" in convert and ".staged" not in " ".join(item.retries)
-
-
-@pytest.mark.slow
-def test_minutes_of_silence_in_a_bundle_are_said_and_no_hang(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(program, "_SILENCE_S", 0.1)
-    told = tmp_path / "told"
-    told.touch()
-
-    class Answers(logging.Handler):
-        """The tool goes on once it was called alive."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            if "running without output" in record.getMessage():
-                with told.open("a") as file:
-                    file.write(".")
-
-    installed(monkeypatch, tmp_path / "tool", silent_until_told=str(told))
-    listener = Answers()
-    program.log.addHandler(listener)
-    try:
-        with caplog.at_level(logging.INFO, "trt_engine"):
-            assert te.bundle(exported, tmp_path / "engines", backend="trtexec", parity=False).complete
-    finally:
-        program.log.removeHandler(listener)
-    assert "trtexec is running without output for" in caplog.text
-    assert "running without output" in (tmp_path / "engines" / "build_logs" / "joint.log").read_text()
 
 
 @pytest.mark.slow
@@ -166,22 +103,6 @@ def without(absent: str) -> Any:
     """`find_spec` on a machine that lacks one package."""
     find = importlib.util.find_spec
     return lambda name, *rest: None if name == absent else find(name, *rest)
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_not_what_was_asked_for_fails_its_component_alone(
-    exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    components: dict[str, Any] = {name: {} for name in NAMES} | {"joint": {"build": {"precision": "fp16"}}}
-    rnnt.meta(exported.parent, components=components)
-    installed(monkeypatch, tmp_path / "tool", builds_fp32=True)
-    out = tmp_path / "engines"
-    with pytest.raises(PrecisionError, match="component `joint`"):
-        te.bundle(exported, out, backend="trtexec")
-    assert [item["status"] for item in on_disk(out)["components"]] == ["built", "built", "failed"]
-    installed(monkeypatch, tmp_path / "tool")
-    again = te.bundle(exported, out, backend="trtexec")
-    assert [item.status for item in again.components] == ["kept", "kept", "built"] and again.complete
 
 
 @pytest.mark.slow

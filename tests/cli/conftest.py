@@ -10,8 +10,8 @@ import click
 import pytest
 
 from trt_engine.cli import click_app
-from trt_engine.cli.output import OutputOptions
 from trt_engine.cli.verbs_table import VERBS
+from trt_engine.command_line.output import OutputOptions
 from trt_engine.errors import TrtEngineError
 
 _OPTION = re.compile(r"(?<![\w-])(?:--[a-zA-Z][\w-]*|-[a-zA-Z])")

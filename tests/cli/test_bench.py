@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
@@ -18,7 +17,6 @@ from onnx import TensorProto, helper
 import trt_engine as te
 from patience import HANG_S
 from trt_engine.cli.main import run
-from trt_engine.records.bench import BenchReport
 
 QUICK = ["--duration", "0", "--warmup", "0", "--iterations", "12"]
 
@@ -81,34 +79,6 @@ def test_a_model_is_built_first_and_that_is_said(place: Path, capsys: pytest.Cap
     assert "is a model" in told.err
 
 
-def test_a_model_is_built_with_the_settings_that_were_typed(
-    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-    assert bench(place / "m.onnx", *QUICK, "--workspace", "3GiB") == 0
-    (entry,) = te.Store(tmp_path / "store").entries()
-    built = te.Store(tmp_path / "store").get(entry.key)
-    assert built is not None and built.passport.build.config["workspace_mib"] == 3072
-
-
-def test_inputs_and_percentiles_are_taken(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez(place / "in.npz", x=np.zeros((5, 3, 8, 8), np.float32))
-    assert bench(place / "m.engine.onnx", *QUICK, "--inputs", place / "in.npz", "--percentile", "50,99.9") == 0
-    doc = json.loads(capsys.readouterr().out)
-    assert (doc["shapes"], doc["inputs"]) == ({"x": [5, 3, 8, 8]}, "in.npz")
-    assert set(doc["percentiles_ms"]) == {"50", "99.9"}
-
-
-def test_trtexecs_spellings_are_understood_and_echoed(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flags = ["--warmUp=50", "--duration=0", "--iterations=12", "--noDataTransfers", "--useSpinWait", "--infStreams=4"]
-    assert bench(f"--loadEngine={place / 'm.engine.onnx'}", *flags, "--best", "--exposeDMA", "--avgRuns=5") == 0
-    told = capsys.readouterr()
-    assert json.loads(told.out)["protocol"]["warmup_s"] == 0.05
-    for part in ("--warmUp=50", "`--best`: changes nothing", "45 % less throughput", "`--streams 4` seldom helps",
-                 "`--avgRuns`: every sample is kept"):  # fmt: skip
-        assert part in told.err
-
-
 @pytest.mark.parametrize(
     ("typed", "warned"), [("200", True), ("45.5", True), ("200s", False), ("200ms", False), ("30", False)]
 )
@@ -121,11 +91,6 @@ def test_a_long_warm_up_without_a_unit_draws_a_warning(
     assert told.err.count("seconds; trtexec's") == warned
 
 
-def test_the_length_of_the_warm_up_is_said_before_it_begins(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(place / "m.engine.onnx", "--duration", "0", "--warmup", "10ms", "--iterations", "12") == 0
-    assert "warm-up: 0.01 s, then 0 s" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_precision_the_engine_does_not_have_ends_with_6(
     place: Path, more: list[str], capsys: pytest.CaptureFixture[str]
@@ -134,33 +99,6 @@ def test_a_precision_the_engine_does_not_have_ends_with_6(
     told = capsys.readouterr().err
     assert "requested fp16, found fp32 100 %" in told and "hint: leave `--precision` out" in told
     assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp32", *more) == 0
-
-
-def test_trtexecs_switch_for_a_precision_changes_nothing_of_an_engine(
-    place: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(place / "m.engine.onnx", *QUICK, "--fp16", "--dry-run") == 0
-    assert "`fp16` changes nothing" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("thing", ["m.onnx", "m.engine.onnx"])
-def test_calibration_data_that_is_not_there_is_no_data_to_measure_with(
-    place: Path, thing: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert bench(place / thing, "--calib-data", place / "nothing", "--dry-run") == 2
-    assert "no such file or folder" in capsys.readouterr().err
-    for verb in ("profile", "compare", "infer"):
-        named = [place / thing, "--calib-data", place / "nothing", *(["--random"] if verb == "infer" else [])]
-        assert run([verb, *map(str, named), "--dry-run"]) == 2
-    assert bench(place / thing, "--calib-data", place, "--dry-run") == 0
-    assert "is not used" in capsys.readouterr().err
-
-
-def test_a_dry_run_measures_and_writes_nothing(place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(place / "m.engine.onnx", "--batch", "4", "--dry-run", "-o", tmp_path / "out") == 0
-    doc = json.loads(capsys.readouterr().out)
-    assert (doc["dry_run"], doc["shapes"], doc["needs_build"]) == (True, {"x": [4, 3, 8, 8]}, False)
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -205,9 +143,9 @@ def test_what_cannot_be_measured_ends_with_its_exit_code_and_a_hint(
 
 
 def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    args = ["--isolate", "--memory-limit", "100M", "--batch", "200000"]
+    args = ["--isolate", "--memory-limit", "30M", "--batch", "50000"]
     assert bench(place / "m.onnx", *QUICK, *args) == 11
-    assert "out of memory within 100 MiB" in capsys.readouterr().err
+    assert "out of memory within 30 MiB" in capsys.readouterr().err
 
 
 TALKATIVE = """
@@ -240,11 +178,6 @@ def test_ctrl_c_leaves_a_partial_record_and_exit_code_130(place: Path, tmp_path:
     assert "interrupted" in err and "Traceback" not in err
 
 
-def test_a_limit_of_no_memory_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench(place / "m.engine.onnx", *QUICK, "--isolate", "--memory-limit", "0") == 2
-    assert "`--memory-limit` is 0" in capsys.readouterr().err
-
-
 def test_a_log_is_read_and_answered_whatever_it_says(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -270,22 +203,3 @@ def test_a_log_of_ours_says_what_the_record_says(
     assert log["throughput_qps"] == pytest.approx(record["qps"], rel=1e-5)
     assert log["compute_ms"]["p99"] == pytest.approx(record["compute_ms"]["p99"], rel=1e-5)
     assert log["gpu_compute_ms"] is None
-
-
-def test_the_verb_and_the_function_give_the_same_keys(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import msgspec
-
-    bench(place / "m.engine.onnx", *QUICK)
-    doc = json.loads(capsys.readouterr().out)
-    record = te.bench(place / "m.engine.onnx", duration_s=0.0, warmup_s=0.0, iterations=12)
-    own = set(msgspec.to_builtins(BenchReport.of(record)))
-    assert own <= set(doc)
-
-
-def test_the_help_imports_nothing_heavy() -> None:
-    code = (
-        "import sys; from trt_engine.cli.main import run; run(['bench', '--help']); "
-        "print(sorted({'numpy', 'onnx', 'onnxruntime'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr.strip() == "[]"

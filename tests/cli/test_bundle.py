@@ -55,22 +55,6 @@ def document(text: str) -> Any:
     return told
 
 
-def test_json_is_the_report_in_the_folder(typed: Typed, tmp_path: Path) -> None:
-    code, out, err = typed("bundle", "export/model_meta.json", "-o", "engines", "--run", "--json", "-q")
-    assert code == 0 and err == ""
-    told = document(out)
-    on_disk = json.loads((tmp_path / "engines" / "build_report.json").read_text())
-    assert told == on_disk
-    assert told["complete"] and told["command"].startswith("trt-engine bundle export/model_meta.json")
-    assert all(Path(path).is_file() for path in told["artifacts"].values())
-    assert {name for name in told["artifacts"] if name.startswith("joint")} == {
-        "joint_engine",
-        "joint_passport",
-        "joint_log",
-    }
-    assert [step["component"] for step in told["chain"]] == ["encoder", "predictor", "joint", "predictor"]
-
-
 def test_the_spellings_of_the_source_builder_are_taken(typed: Typed) -> None:
     code, out, err = typed(
         "bundle", "--meta", "export/model_meta.json", "--outdir", "engines", "--encoder-max-T", "512", "--joint-opt-U", "2",
@@ -140,13 +124,6 @@ def test_what_does_not_fit_stops_with_4_and_a_hint_before_anything_is_built(
     assert not (tmp_path / "engines").exists()
 
 
-def test_a_component_that_fails_gives_the_report_and_the_code(typed: Typed) -> None:
-    code, out, err = typed("bundle", "export/model_meta.json", "-o", "engines", "--precision", "fp16", "--json")
-    told = document(out)
-    assert code == 6 and not told["complete"] and "error: component `encoder`" in err
-    assert {item["error"]["exit_code"] for item in told["components"]} == {6}
-
-
 @pytest.mark.parametrize(
     ("args", "hint"),
     [
@@ -214,7 +191,7 @@ def test_the_commands_and_the_program_of_the_page_do_what_it_shows(repository: P
 
 
 def test_the_meta_file_of_the_page_is_one(tmp_path: Path) -> None:
-    from trt_engine.bundling.model_meta import read_meta
+    from trt_engine.verbs.bundle.model_meta import read_meta
 
     text = next(iter(re.findall(r"```json\n(.*?)```", PAGE, re.S)))
     jsonschema.validate(json.loads(text), json.loads((ROOT / "docs" / "model_meta.schema.json").read_text()))

@@ -89,15 +89,6 @@ def test_the_list_is_one_json_document(
     assert all(Path(item["path"]).exists() for item in told["engines"])
 
 
-def test_an_empty_store_is_no_error_and_is_not_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "none"))
-    assert cache(monkeypatch, "list") == 0
-    assert "no engines" in capsys.readouterr().out
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize(
     ("args", "left"),
     [

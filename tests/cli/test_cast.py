@@ -16,7 +16,6 @@ from onnx import TensorProto
 
 import onnx_models
 from trt_engine.cli import main
-from trt_engine.errors import SetupError
 from trt_engine.graph import emulate_half
 from trt_engine.precision import autocast
 
@@ -63,18 +62,6 @@ def test_a_type_without_kernels_is_compared_by_rounding_and_that_is_said(run: Ru
     parity = document(run, "net.onnx", "--to", "bf16", "-o", "brain.onnx")["parity"]
     assert parity["emulated"] is True and "no kernel" in parity["note"]
     assert 0 < parity["outputs"]["scores"]["max_rel"] < 5e-2
-
-
-def test_the_text_reads_well(run: Run) -> None:
-    code, out, err = run("net.onnx", "--to", "fp16", "-o", "half.onnx", "-q")
-    assert code == 0 and err == ""
-    assert "6 of 6 nodes to fp16" in out and "trt-engine build half.onnx --batch 1:8:64\n" in out and "parity:" in out
-
-
-def test_a_dry_run_writes_nothing(run: Run, tmp_path: Path) -> None:
-    told = document(run, "net.onnx", "--to", "fp16", "--dry-run")
-    assert told["dry_run"] is True and told["nodes_cast"] == 6 and told["out"] is None
-    assert [item.name for item in tmp_path.iterdir()] == ["net.onnx"]
 
 
 def test_data_decides_what_auto_keeps(run: Run, tmp_path: Path) -> None:
@@ -162,16 +149,6 @@ def test_a_modelopt_that_fails_is_told_and_leaves_nothing(
     assert not (tmp_path / "half.onnx").exists()
 
 
-def test_a_missing_modelopt_names_the_extra(tmp_path: Path, net: Path) -> None:
-    bare = tmp_path / "python"
-    bare.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S -I "$@"\n')
-    bare.chmod(0o755)
-    for interpreter in (str(bare), str(tmp_path / "nowhere")):
-        with pytest.raises(SetupError) as caught:
-            autocast.autocast(net, "fp16", out=tmp_path / "x.onnx", python=interpreter)
-        assert "trt-engine[quant]" in (caught.value.hint or "") and caught.value.exit_code == 3
-
-
 @pytest.mark.slow
 def test_modelopt_itself_casts_the_net(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter = os.environ.get("TRT_ENGINE_TEST_MODELOPT_PYTHON", sys.executable)
@@ -206,40 +183,6 @@ def test_numbers_that_leave_the_range_of_fp16_on_the_data_are_found_whatever_the
     assert any("FP16's largest number" in item for item in told["warnings"]) is bool(codes)
 
 
-def test_data_that_leaves_the_range_of_fp16_shows_in_the_parity(run: Run, tmp_path: Path) -> None:
-    nodes = [onnx_models.node("MatMul", "x w", "a", name="big"), onnx_models.node("Mul", "a s", "y", name="down")]
-    weights = {"w": np.eye(32, dtype=np.float32) * np.float32(4000), "s": np.float32(1e-4)}
-    sides = {"x": (onnx_models.FLOAT, ["n", 32])}, {"y": (onnx_models.FLOAT, ["n", 32])}
-    onnx_models.save(tmp_path / "over.onnx", nodes, *sides, weights)
-    np.save(tmp_path / "x.npy", np.full((4, 32), 100, np.float32))
-    told = document(run, "over.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")
-    assert told["parity"]["outputs"]["y"]["max_rel"] is None, "infinite"
-    assert any(text.startswith("in fp16 `y` is infinite or no number") for text in told["warnings"]), told["warnings"]
-
-
-def test_parity_of_fp16_is_that_of_fp16_where_the_kernels_are_fp32(run: Run, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((32, 32)).astype(np.float32), "c": np.float32(2000)}
-    nodes = [
-        onnx_models.node("MatMul", "x w", "a", name="matmul"),
-        onnx_models.node("Add", "a c", "b", name="up"),
-        onnx_models.node("Sub", "b c", "y", name="down"),
-    ]
-    sides = {"x": (onnx_models.FLOAT, ["n", 32])}, {"y": (onnx_models.FLOAT, ["n", 32])}
-    onnx_models.save(tmp_path / "cancel.onnx", nodes, *sides, weights)
-    x = rng.standard_normal((8, 32)).astype(np.float32)
-    np.save(tmp_path / "x.npy", x)
-    parity = document(run, "cancel.onnx", "--to", "fp16", "-o", "half.onnx", "--calib-data", "x.npy")["parity"]
-    exact = x @ weights["w"]
-    half = np.float16(x).astype(np.float32) @ np.float16(weights["w"]).astype(np.float32)
-    half = (np.float16(half) + np.float16(2000)) - np.float16(2000)
-    error = np.abs(half.astype(np.float32) - exact).max()
-    assert error / np.abs(exact).max() > 0.02 and parity["outputs"]["y"]["max_abs"] == pytest.approx(error, rel=0.2)
-    if parity["emulated"]:
-        assert parity["note"].startswith("emulated: 3 of 3 layers run in FP32 between Casts")
-        assert "every result was rounded to fp16" in parity["note"]
-
-
 def test_a_model_that_is_too_large_to_be_emulated_says_whose_numbers_its_parity_has(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,10 +192,3 @@ def test_a_model_that_is_too_large_to_be_emulated_says_whose_numbers_its_parity_
     if told["parity"]["kernels"].get("fp32"):
         assert "too large to be emulated" in told["parity"]["note"]
         assert any(item.startswith("parity is not that of fp16") for item in told["warnings"])
-
-
-def test_layers_kept_in_fp32_on_purpose_are_not_said_to_be_widened(run: Run) -> None:
-    parity = document(run, "net.onnx", "--to", "fp16", "-o", "half.onnx", "--exclude-type", "Conv")["parity"]
-    if parity["emulated"]:
-        wide, _, rest = parity["note"].removeprefix("emulated: ").partition(" of ")
-        assert int(wide) < int(rest.split()[0])

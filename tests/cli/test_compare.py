@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jsonschema
 import numpy as np
 import onnx
 import pytest
@@ -21,7 +20,6 @@ from patience import HANG_S, until
 from trt_engine.cli.main import run
 
 QUICK = ["--duration", "300ms", "--restarts", "6"]
-SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "compare.json"
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +75,6 @@ def test_the_text_has_engines_figures_outputs_and_how_it_was_done(capsys: pytest
     assert "0.25" in output and output[-1] == "100"
 
 
-def test_the_document_fits_its_schema_and_is_what_out_holds(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare("a.engine.onnx", "a.engine.onnx", *QUICK, "--json", "-o", "out") == 0
-    doc = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(doc)
-    assert doc["schema"] == "trt-engine/compare"
-    assert [side["label"] for side in doc["sides"]] == ["a.engine.onnx", "a.engine.onnx #2"]
-    kept = json.loads((place / "out" / "compare.json").read_text())
-    assert kept == doc
-
-
 def test_rules_end_with_the_exit_code_of_what_failed_and_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     pair = ("a.engine.onnx", "b.engine.onnx", *QUICK)
     assert compare(*pair, "--fail-if", "slower:100000%", "--fail-if", "error:0.3") == 0
@@ -97,43 +85,6 @@ def test_rules_end_with_the_exit_code_of_what_failed_and_one_document(capsys: py
     assert doc["schema"] == "trt-engine/compare" and doc["gates"][0]["failed"]
     assert re.search(r"y: .*\(0\.25 of the \w+'s scale\), 0\.2 is allowed", told.err) and "hint:" in told.err
     assert compare(*pair, "--fail-if", "slow:3%") == 2
-
-
-def test_a_baseline_is_kept_and_compared_with(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", *QUICK) == 0
-    assert compare("b.engine.onnx", "--baseline", "ci/base.json", "--fail-if", "slower:100000%", *QUICK) == 0
-    told = capsys.readouterr()
-    assert "measured at another time" in told.err and "Not paired" in told.out
-    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", *QUICK) == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert compare("a.engine.onnx", "--save-baseline", "ci/base.json", "--overwrite", *QUICK) == 0
-    assert compare("a.engine.onnx", "--baseline", "ci/base.json", "--batch", "8", *QUICK) == 2
-    assert "batch (`2` against `8`)" in capsys.readouterr().err
-
-
-def test_records_of_other_protocols_are_refused_with_what_differs(capsys: pytest.CaptureFixture[str]) -> None:
-    for name, warmup in (("r1", "0s"), ("r2", "0s"), ("r3", "10ms")):
-        assert (
-            run(["bench", "a.engine.onnx", "--duration", "0", "--warmup", warmup, "--iterations", "60", "-o", name])
-            == 0
-        )
-    assert compare("r1/records.jsonl", "r2/records.jsonl") == 0
-    capsys.readouterr()
-    assert compare("r1/records.jsonl", "r3/records.jsonl") == 2
-    assert "protocol.warmup_s (`0.0` against `0.01`)" in capsys.readouterr().err
-
-
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("a.engine.onnx", "b.onnx", "--dry-run", "-o", "dry", "--save-baseline", "dry.json", "--duration", "1h")
-    assert compare(*words) == 0
-    told = capsys.readouterr().out
-    assert "3600 s in all, reloaded 12 times" in told and "would build the engine of b.onnx" in told
-    assert "would write dry/compare.json" in told and "would write dry.json" in told
-    assert compare(*words, "--json") == 0
-    plan = json.loads(capsys.readouterr().out)
-    jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text())).validate(plan)
-    assert plan["restarts"] == 12 and plan["builds"] == ["b.onnx"]
-    assert not (place / "dry").exists() and not (place / "dry.json").exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -14,7 +13,6 @@ import pytest
 
 from trt_engine.cli import click_app
 from trt_engine.cli.main import run
-from trt_engine.cli.verbs_table import VERBS
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -51,12 +49,6 @@ def test_an_unknown_shell_is_refused_with_the_known_ones(capsys: pytest.CaptureF
     assert capsys.readouterr().err == "error: `shell` cannot be `tcsh`\nhint: expected one of `bash`, `zsh`, `fish`\n"
 
 
-def test_the_script_comes_as_json_too(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["completion", "bash", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["shell"] == "bash" and told["script"].strip() and told["install"]
-
-
 Complete = Callable[[str, int], list[str]]
 
 
@@ -75,10 +67,6 @@ def complete(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 
 def test_the_beginning_of_a_verb_gives_the_verb(complete: Complete) -> None:
     assert complete("trt-engine si", 1) == ["size"]
-
-
-def test_nothing_typed_yet_gives_every_verb(complete: Complete) -> None:
-    assert complete("trt-engine ", 1) == list(VERBS)
 
 
 def test_options_choices_and_actions_complete(complete: Complete) -> None:

@@ -8,10 +8,8 @@ from collections.abc import Callable
 import pytest
 
 from trt_engine.cli.main import run
-from trt_engine.cli.output import result_text as text
+from trt_engine.command_line.output import result_text as text
 from trt_engine.environment import Environment
-from trt_engine.format import format_quantity
-from trt_engine.records.base import verb_document
 from trt_engine.records.diagnosis import Diagnosis, DoctorReport
 from trt_engine.records.profile import DevicePeak, DevicePeaks
 
@@ -83,17 +81,3 @@ def test_figures_stand_with_unit_and_source_and_what_is_missing_or_doubtful() ->
         ["fp32_matrix", "104", "GFLOP/s", "MatMul"],
     ]
     assert lines[start + 6 : start + 8] == ["  skipped: int8_matrix: too old", "  note: it was busy"]
-
-
-def test_a_ceiling_reads_as_it_does_in_a_verdict() -> None:
-    for item in report().peaks[0].peaks:
-        assert format_quantity(item.value, item.unit).split() == next(
-            line.split()[1:3] for line in text(report()).splitlines() if line.split()[:1] == [item.name]
-        )
-
-
-def test_the_document_has_them_by_name_and_none_unasked() -> None:
-    doc = verb_document("doctor", report(), command="trt-engine doctor --peaks")
-    assert doc["peaks"][0]["peaks"][0]["name"] == "fp16_matrix"
-    bare = DoctorReport((), (), Environment.detect(), 0, 0)
-    assert list(verb_document("doctor", bare, command="trt-engine doctor")["peaks"]) == []

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 
@@ -17,11 +18,13 @@ pytest.importorskip("PIL", reason="pillow reads the pictures")
 from PIL import Image
 
 from onnx_models import FLOAT, node, save
+from reporting.sample_runs import cpu_run
 from trt_engine.cli.main import run
-from trt_engine.cli.output import OutputOptions
+from trt_engine.command_line.output import OutputOptions
 from trt_engine.records import base
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
+SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 SHORT = ("--duration", "50ms", "--warmup", "0")
 VERBS: dict[str, tuple[tuple[str, ...], str]] = {
     "bench": (("net.onnx", *SHORT, "-o", "out"), "out/records.jsonl"),
@@ -65,6 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(made / "val.npz", images=images, labels=images.mean((2, 3)).argmax(1))
     np.savez(made / "cal.npz", images=images)
     Image.new("RGB", (9, 7), "red").save(made / "x.png")
+    cpu_run(made / "ran")
     (made / "plan.yaml").write_text("models: [net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
     (made / "meta.json").write_text(json.dumps({"name": "one", "components": {"net": {"file": "net.onnx"}}}))
     return made
@@ -103,8 +107,11 @@ def test_a_document_has_every_warning_of_stderr_on_stdout_and_in_its_file(
     monkeypatch.setattr(OutputOptions, "start_log", early)
     monkeypatch.setattr(base, "write_json", late)
     words, place = VERBS[verb]
-    out, err = call(verb, *(f"{verb}-{word}" if word.startswith("out") else word for word in words), "--json")
+    said = [f"{verb}-{word}" if word.startswith("out") else word for word in words]
+    out, err = call(verb, *said, "--json")
     printed = json.loads(out)
+    jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{verb}.json").read_text())).validate(printed)
+    assert printed["command"] == " ".join(["trt-engine", verb, *said, "--json"])
     told = re.findall(r"^\[ *[\d.]+ s\] warning: (.*)$", err, re.MULTILINE)
     assert "told early" in told and set(told) <= set(printed["warnings"])
     text = (folder / f"{verb}-{place}").read_text()
@@ -114,3 +121,33 @@ def test_a_document_has_every_warning_of_stderr_on_stdout_and_in_its_file(
     written = json.loads(text)
     assert "told late" in told and written["warnings"] == printed["warnings"]
     assert written == printed or verb == "run"
+
+
+KEPT: dict[str, tuple[tuple[str, ...], str]] = {
+    "build": (("net.onnx", "-o", "out.onnx"), "out.onnx"),
+    "cast": (("net.onnx", "--to", "fp16", "-o", "out.onnx"), "out.onnx"),
+    "convert": (("net.onnx", "-o", "out.onnx"), "out.onnx"),
+    "quantize": (("net.onnx", "--to", "int8", "--calib-data", "cal.npz", "-o", "out.onnx"), "out.onnx"),
+    "report": (("ran", "-o", "out.html"), "out.html"),
+    "pack": (("ran", "-o", "out.zip"), "out.zip"),
+    "upgrade-check": (("ran", "ran", "-o", "out"), "out/upgrade.json"),
+    **{verb: VERBS[verb] for verb in ("compare", "evaluate", "infer", "profile", "ranges")},
+}
+
+
+@pytest.mark.parametrize("verb", KEPT)
+def test_a_file_that_is_there_is_kept_before_anything_is_done_unless_overwrite_is_given(
+    verb: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRT_ENGINE_STORE", str(folder / "store"))
+    monkeypatch.chdir(folder)
+    words, place = KEPT[verb]
+    typed = [verb, *(str(tmp_path / word) if word.startswith("out") else word for word in words)]
+    file = tmp_path / place
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("mine")
+    assert run(["1h" if word in ("50ms", "200ms") else word for word in typed]) == 2
+    told = capsys.readouterr()
+    assert told.out == "" and "--overwrite" in told.err.partition("hint: ")[2] and file.read_text() == "mine"
+    assert run([*typed, "--overwrite"]) in (0, 8), capsys.readouterr().err
+    assert file.read_bytes() != b"mine"

@@ -26,6 +26,8 @@ from PIL import Image
 
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
+pytestmark = pytest.mark.usefixtures("kept_engines")
+
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "examples" / "digits"
 PICTURE = DIGITS / "val" / "images" / "val_0_0004.jpg"
@@ -122,17 +124,6 @@ def test_json_is_one_document_that_fits_its_schema_also_when_the_gate_fails(
     assert ["top1", "0.0000", "1.0000", "+1.0000"] in [line.split() for line in out.splitlines()]
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(call: Callable[..., Told], tmp_path: Path) -> None:
-    model = brightness(tmp_path / "net.onnx")
-    before = sorted(tmp_path.iterdir())
-    code, out, _ = call("evaluate", model, "--dataset", DIGITS / "val", "--max-samples", 3, "-o", "run", "--dry-run")
-    assert code == 0
-    assert "over 3 images of" in out
-    assert "would build its engine into the store first" in out
-    assert "would write run/metrics.json" in out
-    assert sorted(tmp_path.iterdir()) == before
-
-
 @pytest.mark.parametrize(
     ("args", "code", "says"),
     [
@@ -185,15 +176,6 @@ def test_a_model_goes_by_the_name_that_was_typed_whoever_was_stored_first(
     assert fits_its_schema(call("evaluate", engine.path, *asked)[1])["engine"] == str(engine.path)
 
 
-def test_calibration_data_that_is_not_there_is_found_before_anything_is_evaluated(
-    call: Callable[..., Told], tmp_path: Path
-) -> None:
-    asked = (brightness(tmp_path / "net.onnx"), "--dataset", data(tmp_path / "data"), "--calib-data", "nothing")
-    for more in ((), ("--dry-run",)):
-        code, _, err = call("evaluate", *asked, *more)
-        assert code == 2 and "no such file or folder `nothing`" in err
-
-
 def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp_path: Path) -> None:
     engine = te.build(brightness(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
     code, _, err = call("evaluate", engine.path, "--dataset", data(tmp_path / "data"), "--precision", "fp16")
@@ -228,12 +210,6 @@ def test_a_picture_in_and_boxes_out_in_its_own_pixels(call: Callable[..., Told],
     assert f"found:     {found[0]['name']} {found[0]['score']:.4f} at " in out
 
 
-def test_a_threshold_nothing_reaches_finds_nothing_and_says_so(call: Callable[..., Told]) -> None:
-    code, out, _ = call("infer", DIGITS / "model.onnx", "--image", PICTURE, "--min-score", "1")
-    assert code == 0
-    assert "found:     nothing" in out
-
-
 @pytest.mark.parametrize("batch", ["batch", 4])
 def test_a_picture_in_and_classes_out(call: Callable[..., Told], tmp_path: Path, batch: int | str) -> None:
     picture = data(tmp_path / "data") / "green" / "x.png"
@@ -244,12 +220,6 @@ def test_a_picture_in_and_classes_out(call: Callable[..., Told], tmp_path: Path,
     assert told["classes"][0]["name"] == "green"  # type: ignore[index]
     assert len(told["classes"]) == 2  # type: ignore[arg-type]
     assert (tmp_path / "x.jpg").is_file()
-
-
-def test_outputs_of_a_picture_can_be_arrays_too(call: Callable[..., Told], tmp_path: Path) -> None:
-    picture = data(tmp_path / "data") / "red" / "x.png"
-    assert call("infer", brightness(tmp_path / "net.onnx"), "--image", picture, "-o", "y.npy")[0] == 0
-    assert np.load(tmp_path / "y.npy").argmax() == 0
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from trt_engine import backend
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.main import run
-from trt_engine.cli.trtexec_options import translate_args
+from trt_engine.command_line.trtexec_options import translate_args
 from trt_engine.device import info
 
 MACHINES = {

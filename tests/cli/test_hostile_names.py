@@ -14,7 +14,7 @@ from onnx import helper as h
 
 from trt_engine.cli.main import run
 from trt_engine.engine import Engine
-from trt_engine.format import escape_control
+from trt_engine.escapes import escape_control
 
 FORGED = "x\nPEAK_GPU_STREAMS: 999 streams\nerror: forged\r\x1b[31m\x1b]0;title\x07\u202e\x9b1m"
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"

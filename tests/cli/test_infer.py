@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,24 +69,6 @@ def test_an_array_in_and_arrays_out(infer: Callable[..., Told], engine: Path, x:
     assert f"written:   {tmp_path / 'y.npz'}" in out
 
 
-def test_json_is_one_document_with_the_common_keys(
-    infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path
-) -> None:
-    code, out, _ = infer(engine, "--input", x, "-o", tmp_path / "y.npz", "--repeat", "4", "--json")
-    document = json.loads(out)
-    assert code == 0
-    assert document["schema"] == "trt-engine/infer"
-    assert {"schema_version", "tool", "command", "warnings"} <= set(document)
-    assert document["shapes"] == {"x": [1, 3]}
-    assert len(document["samples_ms"]) == 4
-    assert document["first_ms"] == document["samples_ms"][0] > 0
-    assert document["median_ms"] == sorted(document["samples_ms"][1:])[1]
-    assert [item["name"] for item in document["outputs"]] == ["minus", "log"]
-    assert document["outputs"][1]["not_finite"] == 1
-    assert document["artifacts"] == {"outputs": str(tmp_path / "y.npz")}
-    assert document["runtime_info"]["providers"]
-
-
 def test_one_output_goes_to_an_npy(infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path) -> None:
     code, out, _ = infer(engine, "--input", x, "--output", "minus", "-o", tmp_path / "y.npy")
     assert code == 0
@@ -102,53 +83,6 @@ def test_random_inputs_are_seeded(infer: Callable[..., Told], engine: Path, tmp_
     assert a.shape == (3, 3)
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
-
-
-def test_without_a_batch_random_inputs_have_the_profiles_usual_shape(infer: Callable[..., Told], engine: Path) -> None:
-    assert "input:     x 2x3 (seeded random, seed 0)" in infer(engine, "--random")[1]
-
-
-def test_a_model_is_built_into_the_store_first_and_that_is_said(
-    infer: Callable[..., Told], model: Path, x: Path, store: Path
-) -> None:
-    code, out, err = infer(model, "--input", x)
-    assert code == 0
-    assert "is a model: building its engine" in err
-    assert str(store) in out
-    assert len(list((store / "engines").iterdir())) == 1
-    infer(model, "--input", x)
-    assert len(list((store / "engines").iterdir())) == 1
-
-
-def test_any_backend_answers(infer: Callable[..., Told], model: Path, x: Path) -> None:
-    code, out, _ = infer(model, "--input", x, "--backend", "fake", "--device", "fake")
-    assert code == 0
-    assert "(fake on fake:0)" in out
-    assert "output:    minus 1x3 float32, min -1, max 0, mean -0.666667" in out
-
-
-def test_a_dry_run_writes_nothing(
-    infer: Callable[..., Told], model: Path, x: Path, tmp_path: Path, store: Path
-) -> None:
-    code, out, _ = infer(model, "--input", x, "-o", tmp_path / "y.npz", "--dry-run")
-    assert code == 0
-    assert "would build its engine into the store first" in out
-    assert f"would write minus, log to {tmp_path / 'y.npz'}" in out
-    assert not (tmp_path / "y.npz").exists()
-    assert not store.exists()
-
-
-def test_a_file_that_is_there_is_kept_unless_yes(
-    infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path
-) -> None:
-    target = tmp_path / "y.npz"
-    target.write_text("mine")
-    code, out, err = infer(engine, "--input", x, "-o", target)
-    assert (code, out) == (2, "")
-    assert "exists\nhint: `--overwrite` overwrites it" in err
-    assert target.read_text() == "mine"
-    assert infer(engine, "--input", x, "-o", target, "--overwrite")[0] == 0
-    assert np.load(target)["minus"].shape == (1, 3)
 
 
 def save(path: Path, array: np.ndarray) -> Path:
@@ -205,27 +139,3 @@ def test_what_cannot_be_done_is_said_in_one_sentence_and_a_hint(
     assert "hint: " in err
     assert "Traceback" not in err
     assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
-    ("write", "code"),
-    [
-        (lambda path: None, 4),
-        (lambda path: path.write_bytes(b"\x00\x01random"), 4),
-        (lambda path: path.write_text("not a model"), 4),
-    ],
-)
-def test_a_model_that_is_none_has_the_exit_code_of_models(
-    infer: Callable[..., Told], tmp_path: Path, write: Callable[[Path], object], code: int
-) -> None:
-    write(tmp_path / "m.onnx")
-    found, _, err = infer(tmp_path / "m.onnx", "--random")
-    assert found == code
-    assert "hint: " in err
-
-
-def test_a_file_that_is_no_engine_has_the_exit_code_of_engines(infer: Callable[..., Told], tmp_path: Path) -> None:
-    (tmp_path / "m.engine").write_bytes(b"no plan at all")
-    found, _, err = infer(tmp_path / "m.engine", "--random")
-    assert found == 10
-    assert "hint: " in err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -66,32 +65,6 @@ def test_open_height_and_width_leave_a_script_empty_handed_and_say_dynamic(cli: 
     assert "--shapes images:1x3x640x640" in out
 
 
-def test_images_with_channels_last_have_their_height_first(cli: Run, tmp_path: Path) -> None:
-    proto = models.model(
-        [models.node("Relu", ["images"], ["y"])],
-        [models.value("images", ["batch", 96, 64, 3])], [models.value("y", ["batch", 96, 64, 3])],
-    )  # fmt: skip
-    _, out, _ = cli(models.save(proto, tmp_path))
-    assert (grep(GREPS["height"], out), grep(GREPS["width"], out)) == (["96"], ["64"])
-
-
-def test_a_model_without_images_has_a_name_and_no_size(cli: Run, tmp_path: Path) -> None:
-    proto = models.model(
-        [models.node("Relu", ["tokens"], ["y"])],
-        [models.value("tokens", ["batch", 7])], [models.value("y", ["batch", 7])],
-    )  # fmt: skip
-    _, out, _ = cli(models.save(proto, tmp_path))
-    assert grep(GREPS["name"], out) == ["tokens"]
-    assert "height:" not in out
-
-
-def test_the_image_is_found_among_several_inputs(cli: Run, tmp_path: Path) -> None:
-    proto = models.detector()
-    proto.graph.input.insert(0, models.value("sizes", ["batch", 2]))
-    _, out, _ = cli(models.save(proto, tmp_path))
-    assert grep(GREPS["name"], out) == ["images"]
-
-
 def test_the_text_says_what_is_in_the_model(cli: Run, detector: Path) -> None:
     _, out, _ = cli(detector)
     for line in (
@@ -107,16 +80,6 @@ def test_the_text_says_what_is_in_the_model(cli: Run, detector: Path) -> None:
     ):
         assert line in out.splitlines()
     assert "(at images:1x3x160x128)" in out
-
-
-def test_json_is_one_document_with_the_common_keys(cli: Run, detector: Path) -> None:
-    code, out, _ = cli(detector, "--json")
-    document = json.loads(out)
-    assert code == 0
-    assert {"schema", "schema_version", "tool", "command", "warnings"} <= set(document)
-    assert (document["schema"], document["kind"]) == ("trt-engine/inspect", "model")
-    assert document["macs"] == 8 * 160 * 128 * 27 + 80
-    assert document["signature"]["inputs"][0]["shape"] == [-1, 3, 160, 128]
 
 
 def test_shapes_move_the_count(cli: Run, detector: Path) -> None:
@@ -140,14 +103,6 @@ def test_operators_that_do_not_run_here_are_answered_with_findings(
     assert re.search(r"(warning: tensorrt-only-operator|error: unknown-operator)", out)
 
 
-def test_names_with_control_characters_do_not_reach_the_terminal(cli: Run, tmp_path: Path) -> None:
-    proto = models.detector()
-    proto.producer_name = "evil\x1b[31m\nfindings: none"
-    _, out, _ = cli(models.save(proto, tmp_path))
-    assert "\x1b" not in out
-    assert out.count("\nfindings:") == 1
-
-
 @pytest.mark.parametrize(
     "content",
     [b"", b"plain text, no model\n", bytes(range(256)) * 4, models.detector().SerializeToString()[:900]],
@@ -161,24 +116,6 @@ def test_what_is_no_whole_model_ends_with_four_and_a_hint(cli: Run, tmp_path: Pa
     assert err.startswith("error: ")
     assert "\nhint: " in err
     assert "Traceback" not in err
-
-
-def test_a_missing_file_and_missing_weights_end_with_four(cli: Run, tmp_path: Path) -> None:
-    assert cli(tmp_path / "absent.onnx")[0] == 4
-    path = models.save(models.external(models.detector(), "w", location="w.bin"), tmp_path)
-    code, _, err = cli(path)
-    assert code == 4
-    assert "w.bin" in err
-
-
-def test_help_imports_nothing_heavy() -> None:
-    script = (
-        "import sys; from trt_engine.cli.main import run; code = run(['inspect', '--help']);"
-        "heavy = {'numpy', 'onnx', 'onnxruntime', 'torch', 'tensorrt'} & set(sys.modules); print(heavy or 'light');"
-        "sys.exit(code)"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "light"
 
 
 # ------------------------------------------------------------------------------------------------ engines
@@ -227,12 +164,6 @@ def test_an_engine_is_told_from_its_passport(cli: Run, engine: Any) -> None:
     assert "build_command: trt-engine build model.onnx --backend fake" in out
 
 
-def test_the_passport_itself_can_be_named(cli: Run, engine: Any) -> None:
-    code, out, _ = cli(f"{engine.path}.json", "--json")
-    assert code == 0
-    assert json.loads(out)["kind"] == "engine"
-
-
 def test_a_changed_payload_is_refused_in_the_verdict_with_the_command_that_builds_it(cli: Run, engine: Any) -> None:
     engine.path.write_bytes(engine.path.read_bytes() + b"x")
     code, out, _ = cli(engine.path, "--json")
@@ -258,7 +189,7 @@ def test_a_backend_without_its_package_says_what_to_install(
 ) -> None:
     import dataclasses
 
-    from trt_engine.verbs import inspect
+    from trt_engine.verbs.inspect import run as inspect
 
     real = inspect.list_backends()["fake"]
     backend_spec = dataclasses.replace(real, modules=("a_package_nobody_has",), install="pip install a-package")
@@ -277,19 +208,6 @@ def test_a_smoke_run_tells_what_went_in_and_came_out(cli: Run, engine: Any) -> N
     assert (scores["shape"], scores["not_finite"]) == ([3, 10], 0)
     assert np.isfinite(scores["mean"])
     assert smoke["first_ms"] > 0
-
-
-def test_a_smoke_run_of_one_seed_repeats(cli: Run, engine: Any) -> None:
-    outputs = [
-        json.loads(cli(engine.path, "--run", "--json", "--seed", 3)[1])["smoke_run"]["outputs"] for _ in range(2)
-    ]
-    assert outputs[0] == outputs[1]
-    assert json.loads(cli(engine.path, "--run", "--json")[1])["smoke_run"]["outputs"] != outputs[0]
-
-
-def test_a_smoke_run_outside_the_profile_is_a_usage_error(cli: Run, engine: Any) -> None:
-    assert cli(engine.path, "--run", "--shapes", "images:5x3x8x8")[0] == 2
-    assert cli(engine.path, "--run", "--shapes", "image:1x3x8x8")[0] == 2
 
 
 def test_run_on_what_cannot_run_says_what_can(cli: Run, detector: Path, tmp_path: Path) -> None:
@@ -345,27 +263,6 @@ def test_a_folder_that_is_no_run_is_told_all_that_would_make_it_one(cli: Run, tm
     assert all(
         f"`{name}`" in err for name in ("size.json", "records.jsonl", "run.json", "profile.json", "compare.json")
     )
-
-
-def test_a_torn_record_is_counted_and_the_run_is_not_complete(cli: Run, tmp_path: Path) -> None:
-    code, out, _ = cli(run_folder(tmp_path / "run", torn=True), "--json")
-    document = json.loads(out)
-    assert code == 0
-    assert (document["complete"], document["damaged"], len(document["measurements"])) == (False, 1, 2)
-
-
-def test_a_damaged_document_does_not_hide_the_records(cli: Run, tmp_path: Path) -> None:
-    folder = run_folder(tmp_path / "run")
-    (folder / "size.json").write_text('{"schema": "trt-eng')
-    code, out, _ = cli(folder, "--json")
-    document = json.loads(out)
-    assert (code, document["complete"], len(document["measurements"])) == (0, False, 2)
-
-
-def test_a_folder_that_is_no_run_names_the_model_inside(cli: Run, detector: Path) -> None:
-    code, _, err = cli(detector.parent)
-    assert code == 4
-    assert "model.onnx" in err
 
 
 # ------------------------------------------------------------------------------------------------ types by hand

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import onnx_models as models
@@ -52,3 +53,22 @@ def test_the_next_command_can_be_pasted_whatever_the_file_is_called(
     out = f"{AWAY}/made.onnx"
     assert following(say(*words, "-o", out))[:3] == ["trt-engine", verb, out]
     assert Path(out).exists()
+
+
+@pytest.mark.parametrize("shape", ["images:1x3x8", "images:1x4x8x8", "image:1x3x8x8"])
+def test_cast_refuses_shapes_that_are_not_the_models_before_it_writes(say: Say, shape: str) -> None:
+    assert main.run(["cast", "net.onnx", "--to", "fp16", "-o", "made.onnx", "--shapes", shape]) == 2
+    assert not Path("made.onnx").exists()
+
+
+@pytest.mark.parametrize("shapes", [(), ("--shapes", "images:1x3x12x8")], ids=["open", "given"])
+def test_the_next_command_of_a_model_with_open_sizes_builds(say: Say, shapes: tuple[str, ...]) -> None:
+    model = onnx.load("net.onnx")
+    sizes = model.graph.input[0].type.tensor_type.shape.dim
+    sizes[2].dim_param, sizes[3].dim_param = "height", "width"
+    for item in model.graph.output:
+        item.type.tensor_type.ClearField("shape")
+    onnx.save(model, "open.onnx")
+    words = following(say("cast", "open.onnx", "--to", "fp16", "-o", "made.onnx", *shapes))
+    assert words[3] == "--shapes" and words[4] == (shapes[1] if shapes else "images:1x3x640x640")
+    say(*words[1:])

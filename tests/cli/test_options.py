@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,18 +13,17 @@ from typing import Any
 import click
 import pytest
 
-from trt_engine.cli import options, verb_command
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.main import run
-from trt_engine.cli.output import OutputOptions
 from trt_engine.cli.verbs_table import VERBS
+from trt_engine.command_line import options, verb_command
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.config.settings import opt, settings
-from trt_engine.config.size import SizeConfig
+from trt_engine.config.settings import settings
 from trt_engine.errors import UsageError
+from trt_engine.verbs.size.config import SizeConfig
 
 ALL = (BuildConfig, RuntimeConfig, BenchConfig, SizeConfig)
 
@@ -46,14 +44,14 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     @verb_command.verb()
     @options.config_options(kept.config)
     @options.common
-    def takes(talk: OutputOptions, **values: Any) -> None:
+    def takes(**values: Any) -> None:
         kept.made.append(options.config_from(kept.config, values))
         assert not values, "every value was taken"
 
-    module = ModuleType("trt_engine.cli.takes")
+    module = ModuleType("trt_engine.verbs.takes.command")
     module.command = takes  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "trt_engine.cli.takes", module)
-    monkeypatch.setitem(VERBS, "takes", ("takes", "a verb for tests"))
+    monkeypatch.setitem(sys.modules, "trt_engine.verbs.takes.command", module)
+    monkeypatch.setitem(VERBS, "takes", "a verb for tests")
     yield kept
 
 
@@ -238,22 +236,6 @@ def test_what_was_understood_is_not_said_when_quiet_and_never_on_stdout(
 # ------------------------------------------------------------------------------------------------ the smaller pieces
 
 
-@dataclass(frozen=True)
-class Odd:
-    ratio: float | None = opt(None, "a ratio", flags="--ratio -r")
-    count: int | None = opt(None, "a count")
-    names: list[str] = opt([], "names", multiple=True)
-    on: bool = opt(True, "a switch that is on")
-
-
-@config(Odd)
-def test_types_follow_the_annotation_even_without_a_default(call: Call, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["takes", "-r", "0.5", "--count", "3", "--no-on"]) == 0
-    assert call.made == [Odd(ratio=0.5, count=3, on=False)]
-    assert run(["takes", "--count", "x"]) == 2
-    assert "not a valid integer" in capsys.readouterr().err
-
-
 def test_a_verb_can_leave_settings_out_and_show_other_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     @click.command()
     @options.config_options(BenchConfig, leave_out=("seed",), defaults={"duration_s": 3.0})
@@ -286,31 +268,9 @@ def test_a_verb_that_measures_has_each_setting_once_and_what_running_and_buildin
     ]
 
 
-def test_where_a_verb_writes_has_three_spellings(tmp_path: Path) -> None:
-    seen = []
-
-    @click.command()
-    @options.out_option("Where.")
-    def verb(out: Path) -> None:
-        seen.append(out)
-
-    for flag in ("-o", "--out", "--outdir"):
-        verb.main([flag, "there"], standalone_mode=False)
-    assert seen == [Path("there")] * 3
-
-
 def test_the_command_is_spelled_so_that_it_can_be_pasted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["/some/where/trt-engine", "size", "my model.onnx"])
     assert options.command_line() == "trt-engine size 'my model.onnx'"
-
-
-def test_a_json_document_says_the_command_that_was_typed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path))
-    monkeypatch.setattr(sys, "argv", ["trt-engine", "cache", "list", "--json"])
-    assert run() == 0
-    assert json.loads(capsys.readouterr().out)["command"] == "trt-engine cache list --json"
 
 
 def test_a_second_value_of_an_option_that_takes_one_is_refused_by_every_verb() -> None:

@@ -88,51 +88,9 @@ def test_what_only_tensorrt_runs_is_not_sent_to_another_backend(say: Say, tmp_pa
     assert code == 0 and "trt-engine evaluate e.onnx" in out[out.index("next:") :]
 
 
-def test_without_data_it_says_what_to_type(say: Say) -> None:
-    code, _, err = say("net.onnx", "--to", "int8", "-o", "q.onnx")
-    assert code == 2 and "--calib-data" in err and not Path("q.onnx").exists()
-
-
 def test_random_data_is_used_when_asked_for_and_never_hidden(say: Say) -> None:
     code, out, err = say("net.onnx", "--to", "int8", "--calib-data", "random", "-o", "q.onnx")
     assert code == 0 and "RANDOM" in out and "random feeds" in err
-
-
-def test_a_cache_takes_the_place_of_data(say: Say, tmp_path: Path) -> None:
-    shared = ("net.onnx", "--to", "int8", "--cache", "ranges.json")
-    assert say(*shared, "--calib-data", "data.npz", "-o", "a.onnx")[0] == 0
-    code, out, _ = say(*shared, "-o", "b.onnx")
-    assert code == 0 and "from the cache" in out
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
-
-
-def test_a_dry_run_writes_nothing(say: Say, tmp_path: Path) -> None:
-    code, out, _ = say("net.onnx", "--to", "int8", "--dry-run", "--json")
-    assert code == 0 and json.loads(out)["dry_run"] and json.loads(out)["out"] is None
-    assert sorted(item.name for item in tmp_path.iterdir()) == ["data.npz", "net.onnx"]
-
-
-def test_what_is_there_is_overwritten_with_yes_alone(say: Say, tmp_path: Path) -> None:
-    (tmp_path / "q.onnx").write_bytes(b"mine")
-    arguments = ("net.onnx", "--to", "int8", "--calib-data", "data.npz", "-o", "q.onnx")
-    code, _, err = say(*arguments)
-    assert code == 2 and "--overwrite" in err and (tmp_path / "q.onnx").read_bytes() == b"mine"
-    assert say(*arguments, "--overwrite")[0] == 0
-
-
-def test_a_convolution_net_in_a_block_format_is_refused_as_a_model(say: Say) -> None:
-    code, _, err = say("net.onnx", "--to", "nvfp4", "--calib-data", "data.npz", "-o", "q.onnx")
-    assert code == 4 and "no kernels for convolutions" in err and "--to int8" in err
-
-
-def test_exclusions_and_settings_are_flags(say: Say) -> None:
-    code, out, _ = say(
-        "net.onnx", "--to", "int8", "--calib-data", "data.npz", "-o", "q.onnx", "--json", "--quantize-outputs",
-        "--calibrator", "percentile", "--max-samples", "8", "--exclude-node", "c0",
-    )  # fmt: skip
-    told = json.loads(out)
-    assert code == 0 and [item["node"] for item in told["quantized"]] == ["c1"]
-    assert told["calibration"]["calibrator"] == "percentile" and told["calibration"]["samples"] == 8
 
 
 @pytest.mark.parametrize("arguments", [("--to", "int9"), ("--to", "int4", "--block-size", "33"), ()])

@@ -50,24 +50,6 @@ def test_the_result_is_on_stdout_and_the_talk_on_stderr(typed: Typed) -> None:
 
 
 @pytest.mark.slow
-def test_the_document_fits_its_schema_and_so_does_the_manifest(typed: Typed, tmp_path: Path) -> None:
-    document = fits(typed("plan.yaml", "-o", "out", "--json")[1])
-    assert (document["schema"], document["done"], document["complete"]) == ("trt-engine/run", 1, True)
-    assert document["command"] == "trt-engine run plan.yaml -o out --json"
-    fits((tmp_path / "out" / "run.json").read_text(), "run-manifest")
-    assert te.inspect(tmp_path / "out").verb == "run"
-    planned = fits(typed("plan.yaml", "-o", "out", "--json", "--dry-run")[1])
-    assert [cell["action"] for cell in planned["cells"]] == ["keep"]
-
-
-def test_without_a_folder_it_makes_one_by_the_time(typed: Typed, tmp_path: Path) -> None:
-    code, out, _ = typed("plan.yaml", "--modes", "build")
-    (folder,) = (tmp_path / "runs").iterdir()
-    assert code == 0 and f"folder:    runs/{folder.name}" in out
-    assert folder.name.replace("_", "").isdigit() and (folder / "run.json").exists()
-
-
-@pytest.mark.slow
 def test_a_failed_cell_ends_the_command_with_its_code_and_stands_in_the_report(typed: Typed, tmp_path: Path) -> None:
     (tmp_path / "plan.yaml").write_text("models: [gone.onnx, net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
     code, out, err = typed("plan.yaml", "-o", "out")
@@ -95,18 +77,6 @@ def test_a_wrong_call_is_told_in_one_line_with_a_hint(typed: Typed, words: list[
     code, out, err = typed(*words)
     assert (code, out) == (2, "")
     assert err.startswith("error: ") and found in err and hint in err and "Traceback" not in err
-
-
-def test_the_words_of_the_scripts_a_plan_takes_the_place_of_are_modes(typed: Typed, tmp_path: Path) -> None:
-    for word, modes in (("--benchmark", "build, bench"), ("--build", "build")):
-        assert f"net-as-is-onnxruntime-b1: {modes} (new" in typed("plan.yaml", word, "--dry-run")[1]
-    assert not (tmp_path / "runs").exists()
-
-
-def test_the_verb_is_a_function_of_the_package(typed: Typed, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text("models: [net.onnx]\nmodes: build\n")
-    summary = te.run("plan.yaml", "out")
-    assert (summary.done, summary.folder) == (1, "out")
 
 
 @pytest.mark.slow

@@ -44,6 +44,12 @@ def test_a_published_schema_is_up_to_date_and_itself_a_schema(name: str) -> None
     jsonschema.Draft202012Validator.check_schema(json.loads(published))
 
 
+def test_the_published_schema_of_a_plan_is_up_to_date_and_itself_a_schema() -> None:
+    published = (ROOT / "docs" / "run.schema.json").read_text()
+    assert published == json.dumps(GENERATOR.plan_schema(), indent=2) + "\n", "run `python tools/schemas.py`"
+    jsonschema.Draft202012Validator.check_schema(json.loads(published))
+
+
 def test_every_verb_has_a_schema_and_no_schema_is_left_over() -> None:
     assert set(VERBS) <= set(GENERATOR.DOCUMENTS)
     assert {path.stem for path in FOLDER.glob("*.json")} == set(GENERATOR.DOCUMENTS)
@@ -51,20 +57,19 @@ def test_every_verb_has_a_schema_and_no_schema_is_left_over() -> None:
 
 @pytest.mark.slow
 def test_every_document_that_is_made_anywhere_has_a_schema() -> None:
+    """`print_result` prints the document of its verb; the others name theirs."""
     calls = [
-        (path, node)
+        (path, node, ast.unparse(node.func).rpartition(".")[2])
         for path in sorted((ROOT / "src").rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call)
-        and ast.unparse(node.func).rpartition(".")[2] in ("document", "verb_document", "print_result", "write_document")
     ]
-    names = [
-        (path, node.args[ast.unparse(node.func).endswith(("print_result", "write_document"))]) for path, node in calls
-    ]
+    makers = ("document", "verb_document", "write_document")
+    names = [(path, node.args[call == "write_document"]) for path, node, call in calls if call in makers]
     named = {name.value for _, name in names if isinstance(name, ast.Constant)}
-    unnamed = [path.name for path, name in names if not isinstance(name, ast.Constant)]
-    assert named == set(GENERATOR.DOCUMENTS)
-    assert unnamed == ["output.py", "output.py", "base.py"], "what hands a name on"
+    unnamed = {path.name for path, name in names if not isinstance(name, ast.Constant)}
+    assert named | set(VERBS) == set(GENERATOR.DOCUMENTS)
+    assert unnamed == {"output.py", "base.py"}, "what hands a name on"
 
 
 @pytest.fixture
@@ -159,15 +164,8 @@ def test_a_dry_run_fits_the_schema_of_its_verb_and_writes_nothing(
     before = sorted(tmp_path.rglob("*"))
     told = said(*args, "--dry-run")
     assert told["schema"] == f"trt-engine/{args[0]}" and told["dry_run"] is True
+    if args[0] in ("bench", "profile", "compare", "infer", "evaluate", "ranges"):
+        builds = [word for word in args if word.endswith("net.onnx") and args[0] != "ranges"]
+        assert told["builds"] == builds, "an engine is never built again"
+        assert "-o" not in args or {Path(place).parts[0] for place in told["writes"]} == {args[-1]}
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_size_prints_what_its_schema_and_the_issue_say(said: Callable[..., Any], model: str) -> None:
-    told = said("size", model, "--duration", "20ms", "--warmup", "0", "--max-batch", "2", "--fps", "1e9", "-o", "sized")
-    asked = (
-        "model engine peak_streams images_per_s batches stop_reason engines_built measurements steps protocol "
-        "environment artifacts"
-    ).split()
-    assert set(asked) <= set(told)
-    assert [item["batch"] for item in told["batches"]] == [1, 2]
-    assert said("report", "sized")["schema"] == "trt-engine/report"

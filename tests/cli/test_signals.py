@@ -21,23 +21,24 @@ from onnx import helper as h
 
 from patience import HANG_S, PATIENT_COMMAND, until
 from trt_engine.atomic_io import sweep_staged
-from trt_engine.cli import signals, watchdog
+from trt_engine.command_line import signals, watchdog
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 _VERB = """
 import contextlib, os, subprocess, sys, tempfile, time, types, click
 from pathlib import Path
-from trt_engine.cli import main, options, output, signals, verbs_table
+from trt_engine.cli import main, verbs_table
+from trt_engine.command_line import options, output, signals
 from trt_engine.atomic_io import staging_folder, write_atomic
 {settings}
 def tell(text):
     print(text, flush=True, file=output.result_stream())
 @click.command()
 @options.common
-def command(output_options):
+def command():
 {work}
-sys.modules['trt_engine.cli.works'] = types.SimpleNamespace(command=command)
-verbs_table.VERBS['works'] = ('works', 'works')
+sys.modules['trt_engine.verbs.works.command'] = types.SimpleNamespace(command=command)
+verbs_table.VERBS['works'] = 'works'
 main.main()
 """
 _NATIVE = """
@@ -142,6 +143,7 @@ def test_a_library_that_computes_for_ever_is_ended_and_leaves_nothing(tmp_path: 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["endless.onnx", "temporary", "works.py"]
 
 
+@pytest.mark.slow
 def test_a_key_that_is_held_down_ends_a_command_whose_end_takes_long(tmp_path: Path) -> None:
     ending = """
     try:
@@ -160,6 +162,7 @@ def test_a_key_that_is_held_down_ends_a_command_whose_end_takes_long(tmp_path: P
     assert process.returncode == 130 and err.startswith("error: interrupted\n"), err
 
 
+@pytest.mark.slow
 def test_a_second_press_in_haste_breaks_nothing_and_is_not_ignored(tmp_path: Path) -> None:
     ending = """
     try:
@@ -184,66 +187,7 @@ def test_a_second_press_in_haste_breaks_nothing_and_is_not_ignored(tmp_path: Pat
     assert process.returncode == 130 and out == "" and err.startswith("error: interrupted\n"), err
 
 
-@pytest.mark.parametrize("work", ["time.sleep(600)", "math.prod([2**62] * 400_000)"], ids=["waits", "holds the GIL"])
-def test_a_second_signal_ends_a_verb_that_ends_itself_within_two_seconds(tmp_path: Path, work: str) -> None:
-    served = f"""
-    import math
-    signals.hand_over(lambda: None, within_s=600.0)
-    tell('ready')
-    while True:
-        {work}
-    """
-    process = working(tmp_path, served)
-    ready(process)
-    for _ in range(2):
-        assert process.poll() is None
-        process.send_signal(signal.SIGTERM)
-        pressed = time.monotonic()
-        time.sleep(2 * signals.PRESS_WINDOW_S)
-    _, err = process.communicate(timeout=HANG_S)
-    assert time.monotonic() - pressed < 2.0 and process.returncode in (130, -signal.SIGKILL)
-    assert err.count("error: interrupted") == 1
-
-
-def test_a_library_that_takes_the_gil_after_the_first_signal_is_ended_by_the_second(tmp_path: Path) -> None:
-    served = """
-    import itertools
-    signals.hand_over(Path('ending').touch, within_s=600.0)
-    tell('ready')
-    while not Path('ending').exists():
-        time.sleep(0.01)
-    time.sleep(0.2)  # the order of the watching thread arrives
-    tell('holds the GIL')
-    sum(itertools.repeat(1, 10**11))
-    """
-    process = working(tmp_path, served)
-    ready(process)
-    process.send_signal(signal.SIGTERM)
-    time.sleep(2 * signals.PRESS_WINDOW_S)
-    ready(process)
-    time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    pressed = time.monotonic()
-    process.communicate(timeout=HANG_S)
-    assert time.monotonic() - pressed < 2.0 and process.returncode == -signal.SIGKILL
-
-
-def test_a_verb_that_ends_itself_has_its_own_time_for_it_and_no_more(tmp_path: Path) -> None:
-    served = """
-    signals.hand_over(Path('ended').touch, within_s=1.0)
-    tell('ready')
-    time.sleep(600)
-    time.sleep(600)
-    """
-    process = working(tmp_path, served, "signals.SHUTDOWN_S = signals.NATIVE_CALL_S = 0.1")
-    ready(process)
-    process.send_signal(signal.SIGTERM)
-    pressed = time.monotonic()
-    _, err = process.communicate(timeout=HANG_S)
-    assert (tmp_path / "ended").exists()
-    assert time.monotonic() - pressed >= 1.0 and process.returncode == 130 and err.startswith("error: interrupted")
-
-
+@pytest.mark.slow
 def test_an_end_that_never_ends_is_forced_and_says_so_once(tmp_path: Path) -> None:
     ending = """
     while True:
@@ -258,6 +202,7 @@ def test_an_end_that_never_ends_is_forced_and_says_so_once(tmp_path: Path) -> No
     assert process.returncode == 130 and err.count("error: interrupted") == 1
 
 
+@pytest.mark.slow
 def test_a_step_that_may_take_longer_is_waited_for(tmp_path: Path) -> None:
     ending = """
     from trt_engine.workers.process import extend_shutdown
@@ -292,11 +237,11 @@ def ended(one: psutil.Process) -> bool:
     return not one.is_running() or one.status() == psutil.STATUS_ZOMBIE
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_a_library_that_lets_no_thread_of_python_run_is_killed_with_its_children(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    settings = "from trt_engine.cli import watchdog; watchdog.NO_ANSWER_S = 0.5"
+    settings = "from trt_engine.command_line import watchdog; watchdog.NO_ANSWER_S = 0.5"
     process = working(tmp_path, _HOLDS_THE_LOCK, settings)
     ready(process)
     family, busy = children(process), psutil.Process(process.pid).cpu_times().user + 0.2
@@ -307,7 +252,7 @@ def test_a_library_that_lets_no_thread_of_python_run_is_killed_with_its_children
     assert len(family) == 2 and all(ended(one) for one in psutil.wait_procs(family, timeout=HANG_S)[1])
 
 
-@pytest.mark.parametrize("how", ["by itself", "by a signal", "killed"])
+@pytest.mark.parametrize("how", [pytest.param("by itself", marks=pytest.mark.slow), "by a signal", "killed"])
 def test_the_sentinel_ends_with_its_command(how: str, tmp_path: Path) -> None:
     process = working(tmp_path, "    tell('ready')\n    sys.stdin.read()")
     ready(process)
@@ -327,6 +272,7 @@ def test_a_library_that_crashes_the_command_is_an_error_with_the_name_of_the_sig
     assert err.startswith("error: a library crashed the command: floating") and err.count("\n") == 2, err
 
 
+@pytest.mark.slow
 def test_a_crash_while_a_session_is_made_names_the_option_that_avoids_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -351,6 +297,7 @@ def test_an_interruption_that_a_library_turns_into_an_error_of_its_own_is_one(tm
     assert (process.returncode, err.splitlines()[0]) == (130, "error: interrupted")
 
 
+@pytest.mark.slow
 def test_a_command_whose_sentinel_was_killed_ends_in_order(tmp_path: Path) -> None:
     process = working(tmp_path, "    tell('ready')\n    time.sleep(600)")
     ready(process)
@@ -406,7 +353,7 @@ def cpu_s(process: subprocess.Popen[str]) -> float:
 @functools.cache
 def start_cpu_s() -> float:
     """CPU seconds a small command takes on this machine, about one: nearly all of it imports."""
-    code = "import resource, onnxruntime, onnx, trt_engine.cli.click_app, trt_engine.verbs.bench as verb; "
+    code = "import resource, onnxruntime, onnx, trt_engine.cli.click_app, trt_engine.verbs.bench.run as verb; "
     used = "print(sum(resource.getrusage(resource.RUSAGE_SELF)[:2]))"
     return float(subprocess.run([sys.executable, "-c", code + used], capture_output=True, text=True, check=True).stdout)
 
@@ -450,19 +397,6 @@ def test_every_verb_ends_while_a_model_computes_for_ever(verb: str, number: sign
     assert process.returncode == 130
     left = {path.name for path in (tmp_path / "temporary").iterdir()}
     assert left <= {".ses"}  # ONNX Runtime's own, written by every process that has imported it
-
-
-@pytest.mark.slow
-@SIGNALS
-@pytest.mark.parametrize("isolate", ["", "--isolate"])
-def test_the_record_of_what_was_measured_before_an_endless_inference_is_written(
-    isolate: str, number: signal.Signals, tmp_path: Path
-) -> None:
-    endless(tmp_path / "some.onnx", sometimes=True)
-    process, _, _ = interrupted(f"bench some.onnx -o run --warmup 0s {isolate}", number, tmp_path, 8)
-    record = json.loads((tmp_path / "run" / "records.jsonl").read_text())
-    assert process.returncode == 130
-    assert record["complete"] is False and record["queries"] == len(record["compute_ms"]) > 10
 
 
 SCRIPT = """

@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +11,6 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from patience import HANG_S
 from trt_engine.cli.main import run
 
 QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "2"]
@@ -91,23 +85,6 @@ def test_the_last_line_is_the_stream_count_and_the_logs_answer_the_sources_grep(
     assert "cpu" in log.splitlines()[0]
 
 
-def test_a_dry_run_says_what_would_be_done_and_writes_nothing(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = set(tmp_path.rglob("*"))
-    assert run(["size", str(model), "--dry-run", "--max-batch", "128", "-o", str(tmp_path / "out")]) == 0
-    out, _ = told(capsys)
-    assert "net_dynamic_b64.onnx" in out
-    assert "net_dynamic_b128.onnx" in out
-    assert run(["size", str(model), "--dry-run", "--json", "-o", str(tmp_path / "out")]) == 0
-    made = json.loads(told(capsys)[0])
-    assert (made["schema"], made["dry_run"]) == ("trt-engine/size", True)
-    assert made["batches"] == [64, 128, 256, 512, 1024]
-    assert made["measurements"] == [1, 64, 128, 256, 512, 1024]
-    assert {check["status"] for check in made["preflight"]} <= {"ok", "warn"}
-    assert set(tmp_path.rglob("*")) == before
-
-
 @pytest.mark.parametrize(
     ("args", "code", "hint"),
     [
@@ -138,39 +115,3 @@ def test_bad_input_has_its_exit_code_and_a_hint_and_no_trace(
     assert hint in err
     assert "Traceback" not in err
     assert set(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.slow
-def test_a_gate_keeps_the_document_and_has_its_own_exit_code(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    args = ["size", str(model), *QUICK, "--fps", "1e9", "--min-streams", "1", "--json", "-o", str(tmp_path / "out")]
-    assert run(args) == 12
-    out, err = told(capsys)
-    assert json.loads(out)["peak_streams"] == 0
-    assert "0 streams at 1e+09 fps, 1 required" in err
-
-
-def test_ctrl_c_ends_with_130_a_partial_record_and_no_trace(model: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "trt_engine", "size", str(model), "--duration", "60", "--max-batch", "2", "-o", str(out)],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ | {"NO_COLOR": "1"},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background job ignores it
-    )  # fmt: skip
-    assert process.stderr is not None
-    try:
-        for line in process.stderr:
-            if "measure b1" in line:
-                break
-        time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
-        talk, err = process.communicate(timeout=HANG_S)
-    finally:
-        process.kill()
-        process.wait()
-    assert process.returncode == 130
-    assert "interrupted during measure b1" in err
-    assert "Traceback" not in err + talk
-    made = json.loads((out / "size.json").read_text())
-    assert (made["complete"], made["stop_reason"], made["engines_built"]) == (False, "interrupted", 1)

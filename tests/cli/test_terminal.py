@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from trt_engine.cli.output import wrap_for_terminal, wrap_lines
+from trt_engine.command_line.output import wrap_for_terminal, wrap_lines
 from trt_engine.reporting.document import Table
 from trt_engine.reporting.text import render_result
 
@@ -21,12 +21,6 @@ def test_a_long_line_goes_on_under_its_own_column(width: int) -> None:
     assert all(len(line) <= width for line in lines)
     assert all(line.startswith(" " * 12) and line[12] != " " for line in lines[2:]) and len(lines) > 2
     assert " ".join(" ".join(lines[1:]).split()) == " ".join(LINE.split())
-
-
-def test_what_has_no_column_and_no_blank_stays_whole() -> None:
-    path = "/" + "a" * 120
-    assert wrap_lines(path, 60) == path
-    assert wrap_lines(f"see {path}", 60).split("\n")[-1].strip() == path
 
 
 def test_a_pipe_gets_whole_lines_and_a_terminal_lines_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import runpy
 from pathlib import Path
 
 import click
@@ -14,7 +13,14 @@ from onnx import TensorProto, helper
 
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.main import run
-from trt_engine.cli.trtexec_table import OPTIONS, FileArgument, IgnoredOption, RejectedOption, SameOption, TrtexecOption
+from trt_engine.command_line.trtexec_table import (
+    OPTIONS,
+    FileArgument,
+    IgnoredOption,
+    RejectedOption,
+    SameOption,
+    TrtexecOption,
+)
 
 PARAMETERS = {
     verb: {name for item in cli.get_command(click.Context(cli), verb).params for name in item.opts}  # type: ignore[union-attr]
@@ -64,8 +70,11 @@ def typed(option: TrtexecOption) -> list[str]:
     return words
 
 
-@pytest.mark.parametrize("verb", ["build", "bench", "profile"])
-@pytest.mark.parametrize("option", OPTIONS.values(), ids=OPTIONS)
+CASES = [(option, "build") for option in OPTIONS.values()]
+CASES += [(option, "bench") for option in OPTIONS.values() if option.for_verb("bench") != option.for_verb("build")]
+
+
+@pytest.mark.parametrize(("option", "verb"), CASES, ids=lambda it: it if isinstance(it, str) else it.spelling)
 def test_every_option_of_trtexec_is_taken_translated_or_answered(
     option: TrtexecOption, verb: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,23 +102,9 @@ def test_every_option_of_trtexec_is_taken_translated_or_answered(
         assert code in (0, 6), err  # 6: a precision that this graph does not have
 
 
-def test_the_page_has_the_table_as_the_verbs_read_it() -> None:
-    tools = Path(__file__).parents[2] / "tools" / "trtexec_options.py"
-    made = runpy.run_path(str(tools))
-    page: str = made["PAGE"].read_text(encoding="utf-8")
-    assert made["written"](page) == page, "run `python tools/trtexec_options.py`"
-    named = set(re.findall(r"`(--?[\w-]+)(?:=VALUE)?`", page.partition(made["BEGIN"])[2]))
-    assert {option.spelling for option in OPTIONS.values()} <= named
-
-
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     assert run(["build", "net.onnx", *words, "--dry-run"]) == 0
     return capsys.readouterr().err
-
-
-def test_a_value_may_stand_behind_a_blank(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "`--timing-cache t.cache`" in said(capsys, "--timingCacheFile", "t.cache")
-    assert run(["build", "--onnx", "net.onnx", "--dry-run"]) == 0
 
 
 def test_a_tensorrt_setting_is_left_out_for_another_backend_and_that_is_said(
@@ -127,16 +122,6 @@ def test_shapes_of_several_profiles_keep_to_their_profile(capsys: pytest.Capture
     assert run(["build", "net.onnx", *words, "--dry-run", "--json"]) == 0
     profiles = json.loads(capsys.readouterr().out)["profiles"]
     assert [profile["ranges"]["images"]["max"][0] for profile in profiles] == [1, 8]
-
-
-def test_a_file_that_is_named_twice_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["build", "net.onnx", "--onnx=other.onnx"]) == 2
-    assert "hint: leave out `--onnx`" in capsys.readouterr().err
-
-
-def test_a_switch_takes_no_value(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["build", "net.onnx", "--fp16=1"]) == 2
-    assert "`--fp16` takes no value, got `1`" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.engine import Engine
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.store import Store
-from trt_engine.verbs.build import build
+from trt_engine.verbs.build.run import build
 from trt_engine.verbs.load import load
 
 HERE = ("cpu", "fake")

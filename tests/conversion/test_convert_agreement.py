@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -16,10 +15,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from patience import HANG_S, runs, until
 from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.cleanup import clean_export, name_outputs
-from trt_engine.conversion.examples import resize_example
 from trt_engine.conversion.exported import Array, Exported
 from trt_engine.conversion.reference_runs import batch_dependent_outputs, compared_sizes, run_references
 from trt_engine.conversion.simplify import simplify
@@ -27,7 +24,6 @@ from trt_engine.conversion.verify_export import ExportVerification, check_determ
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.graph import external_data
 from trt_engine.graph.load import open_model
-from trt_engine.workers.process import wait_or_kill
 
 ROOT = Path(__file__).parents[2]
 HAS_ONNXSLIM = importlib.util.find_spec("onnxslim") is not None
@@ -107,12 +103,6 @@ def test_a_single_value_near_zero_is_no_channel_of_another_scale(tmp_path: Path)
     assert 1e-5 < agreement.max_error <= 1e-4
 
 
-def test_a_difference_is_never_less_than_that_of_the_whole_output(tmp_path: Path) -> None:
-    agreement = compared(tmp_path, np.ones(5, np.float32), lambda array: array * np.float32(1 + 4e-5))
-    errors = agreement.shapes[0].outputs["y"]
-    assert errors.max_rel == pytest.approx(4e-5, rel=0.02)
-
-
 def test_an_output_without_a_finite_value_is_said_to_be_compared_with_nothing(tmp_path: Path) -> None:
     scales = np.array([1, 1, 1, 1, np.nan], np.float32)
     assert compared(tmp_path, scales, lambda array: array).notes == ()
@@ -136,11 +126,6 @@ def test_an_output_that_does_not_follow_the_input_is_noted(tmp_path: Path, scale
     notes = verify(exported.path, exported, run_references(exported)).notes
     assert any(f"`y` is {noted} at batch 2, whatever the input is" in note for note in notes) == (noted is not None)
     assert bool(notes) == (noted is not None)
-
-
-def test_a_scalar_stays_a_scalar_at_another_shape() -> None:
-    assert resize_example(np.float32(3).reshape(()), ()).shape == ()
-    assert resize_example(np.arange(6).reshape(2, 3), (3, 2)).tolist() == [[0, 1], [3, 4], [0, 1]]
 
 
 def sorting(folder: Path, rows: int = 6) -> Path:
@@ -366,22 +351,6 @@ def test_onnxslim_reads_a_model_that_is_named_from_where_one_stands(
     monkeypatch.chdir(tmp_path)
     report = simplify("raw.onnx", "out.onnx")
     assert not [note for note in report.notes if "onnxslim" in note]
-
-
-def test_a_process_that_does_not_end_is_killed_with_what_it_started(tmp_path: Path) -> None:
-    program = "sleep 60 & echo $! > inner; trap '' TERM; wait"
-    process = subprocess.Popen(["sh", "-c", program], cwd=tmp_path, start_new_session=True)
-    while not (tmp_path / "inner").exists() or not (tmp_path / "inner").read_text().strip():
-        assert process.poll() is None
-    ended = wait_or_kill(process, 0.0)
-    assert ended.code == -signal.SIGKILL == process.returncode and ended.peak_bytes > 0
-    inner = int((tmp_path / "inner").read_text())
-    until(lambda: not runs(inner), "what it started was left behind")
-
-
-def test_a_process_that_ends_by_itself_is_left_to() -> None:
-    ended = wait_or_kill(subprocess.Popen(["sh", "-c", "exit 7"], start_new_session=True), HANG_S)
-    assert ended.code == 7
 
 
 def test_what_needs_the_full_environment_is_what_make_test_full_runs_in_it() -> None:

@@ -149,20 +149,6 @@ def test_names_and_symbols_are_those_of_the_source_and_of_the_user(made: Path, t
     assert exported.example["ids"].dtype == np.int32  # the type is the source's own
 
 
-def test_an_output_called_as_an_input_is_renamed_and_said_so(made: Path, tmp_path: Path) -> None:
-    exported = converted(made / "signatures", tmp_path, signature="double")
-    exported.close()
-    assert set(shapes(exported.path)) == {"x", "other", "x_output"}
-    assert any("`x` is called `x_output`" in note for note in exported.notes)
-
-
-def test_axes_that_nobody_names_get_the_example_s_size_and_are_told(made: Path, tmp_path: Path) -> None:
-    exported = converted(made / "cnn", tmp_path, inputs="images:2x32x40x3", dynamic="images:0=batch")
-    exported.close()
-    assert shapes(exported.path)["images"] == ["batch", 32, 40, 3]
-    assert [note for note in exported.notes if "axis 1 of `images`" in note and "static at 32" in note]
-
-
 def test_inputs_as_nchw_are_transposed_in_the_graph_and_in_the_reference(made: Path, tmp_path: Path) -> None:
     exported = converted(
         made / "cnn", tmp_path, inputs="images:2x3x32x48", dynamic="0=batch,2=h,3=w", inputs_as_nchw="images"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import importlib.util
 import json
-import logging
 import os
 import re
 import signal
@@ -88,24 +87,6 @@ def test_the_variable_names_the_interpreter_and_the_option_goes_before_it(progra
         read(TensorFlowOptions())
 
 
-def test_a_tensorflow_that_cannot_be_imported_says_why(program) -> None:
-    body = 'say(missing="tensorflow.python", text="No module named tensorflow.python", python="3.11.7")'
-    with pytest.raises(SetupError, match=r"cannot import TensorFlow: No module named tensorflow\.python"):
-        read(program(body))
-    with pytest.raises(SetupError, match=r"cannot import TensorFlow: libcuda\.so\.1"):
-        read(program('say(missing="", text="libcuda.so.1: cannot open", python="3.11.7")'))
-
-
-def test_a_program_that_is_no_interpreter_is_a_setup_error(tmp_path) -> None:
-    path = tmp_path / "python"
-    path.write_text("#!/nowhere/sh\n")
-    path.chmod(0o755)
-    with pytest.raises(SetupError, match="does not start"):
-        read(TensorFlowOptions(python=str(path)))
-    with pytest.raises(SetupError, match="ended by exit code 0 while starting TensorFlow"):
-        read(TensorFlowOptions(python="/bin/true"))
-
-
 @pytest.mark.parametrize(
     ("end", "kind", "text"),
     [
@@ -158,27 +139,12 @@ def test_a_refusal_of_the_child_is_our_error_and_ends_it(program, tmp_path) -> N
     assert not Path(f"/proc/{note.read_text()}").exists()
 
 
-def test_what_tensorflow_prints_goes_to_the_debug_log_alone(program, caplog, capfd) -> None:
-    body = """
-    print("oneDNN custom operations are on", flush=True)
-    say(versions={"tensorflow": "2.21.0"})
-    asked()
-    say(answer=OPENED)
-    asked()
-    """
-    with caplog.at_level(logging.DEBUG, "trt_engine"), read(program(body)) as call:
-        assert call.versions == {"tensorflow": "2.21.0"}
-        assert call.axes["x"][0].symbol == "batch" and call.examples["x"].shape == (2, 4)
-    assert [r.levelname for r in caplog.records if "oneDNN" in r.getMessage()] == ["DEBUG"]
-    assert capfd.readouterr() == ("", "")
-
-
 @pytest.mark.parametrize(
     ("shape", "inputs", "dynamic", "kind", "text"),
     [
         ([None, None, 3], None, None, UsageError, "leaves axis 1 of `x` open"),
-        ([None, 16], "x:2x15", None, UsageError, "axis 1 of the example of `x` is 15"),
-        ([None, 16], "x:2x4x4", None, UsageError, "has 3 dimensions"),
+        ([None, 16], "x:2x15", None, UsageError, "`x` is 2x15, and the source takes"),
+        ([None, 16], "x:2x4x4", None, UsageError, "`x` is 2x4x4, and the source takes"),
         ([None, 16], "x:2x16:int64", None, FeedError, "is int64, and the source takes float32"),
         ([None, 16], "z:2x16", None, UsageError, "no input `z`"),
         ([None, 16], "x:2x16 y:2x2", None, UsageError, "2 inputs are given, and the source has 1"),
@@ -311,7 +277,11 @@ def test_the_child_is_plain_files_for_python_3_9() -> None:
     assert names - set(sys.stdlib_module_names) - siblings == {"h5py", "numpy", "onnx", "tensorflow", "tf2onnx"}
 
 
-def test_importing_our_side_imports_no_tensorflow() -> None:
-    look = "print([m for m in sys.modules if m in ('tensorflow', 'tf2onnx', 'torch')])"
-    code = f"import sys, trt_engine.conversion.tensorflow.tensorflow_source; {look}"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+def test_a_program_that_is_no_interpreter_is_a_setup_error(tmp_path) -> None:
+    path = tmp_path / "python"
+    path.write_text("#!/nowhere/sh\n")
+    path.chmod(0o755)
+    with pytest.raises(SetupError, match="does not start"):
+        read(TensorFlowOptions(python=str(path)))
+    with pytest.raises(SetupError, match="ended by exit code 0 while starting TensorFlow"):
+        read(TensorFlowOptions(python="/bin/true"))

@@ -252,7 +252,7 @@ def test_no_part_of_an_exported_program_runs_code(name: str, program: bytes, tmp
     PROGRAMS[name](members, ran)
     path = tmp_path / "net.pt2"
     path.write_bytes(zipped(members))
-    with pytest.raises(ModelError, match=r"does more than compute|cannot be read"):
+    with pytest.raises(ModelError, match=r"does more than compute|cannot be read|compiled code"):
         detect_source(path)
     assert not ran.exists()
     assert "antigravity" not in sys.modules
@@ -454,11 +454,6 @@ def test_torchscript_that_reaches_files_or_python_is_refused_before_it_is_compil
     with pytest.raises(ModelError, match=r"does more than compute") as refused:
         te.convert(tmp_path / "net.pt", out=tmp_path / "o.onnx", inputs="x:2x4")
     assert "--trust-source" in str(refused.value.hint) and not ran.exists()
-
-
-def test_torchscript_that_computes_passes(script: bytes, tmp_path: Path) -> None:
-    (tmp_path / "net.pt").write_bytes(script)
-    assert te.convert(tmp_path / "net.pt", out=tmp_path / "o.onnx", inputs="x:2x4").kind == "torchscript"
 
 
 def test_what_torchscript_prints_cannot_forge_a_line_or_reach_the_terminal(

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import yaml
@@ -14,11 +15,13 @@ import yaml
 import trt_engine as te
 from deployment.conftest import as_plan, image_model, size_run
 from onnx_models import FLOAT, node, save
-from trt_engine.deployment import nvinfer_preprocess
-from trt_engine.deployment.nvinfer_preprocess import NvinferPreprocess, compare
+from trt_engine.environment import Environment
 from trt_engine.errors import UsageError
-from trt_engine.sizing.deepstream import nvinfer_config
+from trt_engine.records.streams import CurvePoint
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.deploy import nvinfer_preprocess
+from trt_engine.verbs.deploy.nvinfer_preprocess import NvinferPreprocess, compare
+from trt_engine.verbs.nvinfer_keys import nvinfer_config
 from trt_engine.vision.spec import METADATA_KEY, Postprocess, Preprocess, Vision
 
 pytest.importorskip("PIL", reason="pillow is not installed")
@@ -30,7 +33,9 @@ from trt_engine.vision.preprocess import Preprocessor
 PROPERTY_KEYS = set(
     """gpu-id onnx-file model-engine-file batch-size network-mode network-type cluster-mode infer-dims network-input-order
     net-scale-factor offsets model-color-format maintain-aspect-ratio symmetric-padding scaling-filter scaling-compute-hw
-    gie-unique-id output-tensor-meta labelfile-path num-detected-classes process-mode interval""".split()
+    gie-unique-id output-tensor-meta labelfile-path num-detected-classes process-mode interval operate-on-gie-id
+    classifier-threshold parse-bbox-func-name parse-bbox-instance-mask-func-name custom-lib-path output-instance-mask
+    segmentation-threshold""".split()
 )
 """Of ours, those in "Gst-nvinfer File Configuration Specifications" and in gstnvinfer_property_parser.h of DeepStream."""
 CLASS_KEYS = {"threshold", "pre-cluster-threshold", "post-cluster-threshold", "nms-iou-threshold", "topk"}
@@ -43,6 +48,10 @@ APP_KEYS = {
     },
     "primary-gie": {
         "enable", "gpu-id", "gie-unique-id", "batch-size", "interval", "config-file", "model-engine-file", "labelfile-path",
+    },
+    "secondary-gie": {
+        "enable", "gpu-id", "gie-unique-id", "operate-on-gie-id", "batch-size", "config-file", "model-engine-file",
+        "labelfile-path",
     },
     "osd": {"enable"},
     "sink": {"enable", "type", "sync", "gpu-id"},
@@ -125,8 +134,126 @@ def test_a_detector_s_labels_are_lines_and_its_threshold_is_in_the_group_of_all_
         signature, {}, vision, onnx_file=None, engine_file="e", batch=1, precision="fp16", labels_file="l.txt"
     )
     assert made.keys["num-detected-classes"] == "2" and made.keys["labelfile-path"] == "l.txt"
-    assert made.class_groups == {"class-attrs-all": {"pre-cluster-threshold": "0.25"}}
+    assert made.class_groups == {"class-attrs-all": {"pre-cluster-threshold": "0.25", "topk": "300"}}
+    assert made.keys["parse-bbox-func-name"] == "NvDsInferParseYolo" and "build" in (made.warning or "")
     assert made.class_groups["class-attrs-all"].keys() <= CLASS_KEYS and "onnx-file" not in made.keys
+
+
+def detector(folder: Path, declared: Postprocess, *outputs: tuple[str, list[Any]], size: Any = (32, 32)) -> Path:
+    """A model with those outputs, of constants, and the declaration."""
+    import onnx
+
+    nodes = [node("Identity", f"c{index}", name) for index, (name, _) in enumerate(outputs)]
+    values = {
+        f"c{index}": np.zeros([max(side, 1) for side in shape], np.float32) for index, (_, shape) in enumerate(outputs)
+    }
+    shapes = {name: (FLOAT, shape) for name, shape in outputs}
+    path = save(folder / "detector.onnx", nodes, {"images": (FLOAT, [1, 3, *size])}, shapes, values)
+    model = onnx.load(path)
+    vision = Vision(Preprocess((32, 32)), declared)
+    model.metadata_props.add(key=METADATA_KEY, value=vision.to_json().decode())
+    onnx.save(model, path)
+    return path
+
+
+TWO = ("a", "b")
+
+
+@pytest.mark.parametrize(
+    ("declared", "outputs", "keys", "active"),
+    [
+        (Postprocess("yolov10", classes=TWO), [("y", [1, 9, 6])], {"network-type": "0", "cluster-mode": "4"}, True),
+        (Postprocess("yolov10", classes=TWO, suppress=True), [("y", [1, 21, 6])], {"cluster-mode": "2"}, True),
+        (Postprocess("yolo", classes=TWO), [("y", [1, 6, 21])], {"network-type": "0", "cluster-mode": "2"}, False),
+        (Postprocess("yolov5", classes=TWO), [("y", [1, 63, 7])], {"network-type": "0", "cluster-mode": "2"}, False),
+        (
+            Postprocess("detr", classes=TWO, activation="sigmoid"), [("logits", [1, 9, 2]), ("pred_boxes", [1, 9, 4])],
+            {"network-type": "0", "cluster-mode": "4"}, False,
+        ),
+        (
+            Postprocess("yolo", classes=TWO, masks=True), [("y", [1, 10, 21]), ("p", [1, 4, 8, 8])],
+            {"network-type": "3", "cluster-mode": "4", "output-instance-mask": "1", "segmentation-threshold": "0.5"}, False,
+        ),
+        (
+            Postprocess("yolo", classes=TWO, keypoints=(3, 3)), [("y", [1, 15, 21])],
+            {"network-type": "3", "cluster-mode": "4", "output-instance-mask": "1"}, False,
+        ),
+    ],
+)  # fmt: skip
+def test_a_detector_has_its_type_classes_thresholds_size_and_the_lines_of_a_parser(
+    tmp_path: Path, declared: Postprocess, outputs: Any, keys: dict[str, str], active: bool
+) -> None:
+    model = detector(tmp_path, declared, *outputs, size=["height", "width"])
+    report = te.deploy("deepstream", model, tmp_path / "out")
+    text = (tmp_path / "out/config_infer_primary.txt").read_text()
+    made = read(tmp_path / "out/config_infer_primary.txt")
+    assert made["property"] | keys | {"num-detected-classes": "2", "infer-dims": "3;32;32"} == made["property"]
+    assert made["property"].keys() <= PROPERTY_KEYS and made["class-attrs-all"].keys() <= CLASS_KEYS
+    assert made["class-attrs-all"]["pre-cluster-threshold"] == "0.25"
+    assert ("nms-iou-threshold" in made["class-attrs-all"]) == (keys["cluster-mode"] == "2")
+    for name in ("func-name=NvDsInferParseYolo", "custom-lib-path=nvdsinfer_custom_impl_Yolo"):
+        (line,) = [line for line in text.splitlines() if name in line]
+        assert line.startswith("#") != active
+    assert any("marcoslucianops/DeepStream-Yolo" in note for note in report.notes)
+
+
+def test_a_second_network_gets_the_objects_of_the_first(tmp_path: Path) -> None:
+    model = detector(tmp_path, Postprocess("yolov10", classes=TWO), ("y", [1, 9, 6]))
+    second = declared(tmp_path, Vision(BGR, Postprocess("classify", classes=("x", "y", "z"))), "kind")
+    report = te.deploy("deepstream", model, tmp_path / "out", secondary=[second])
+    made = read(tmp_path / "out/config_infer_secondary2.txt")["property"]
+    group = read(tmp_path / "out/deepstream_app_config.txt")["secondary-gie0"]
+    wanted = {
+        "process-mode": "2",
+        "gie-unique-id": "2",
+        "operate-on-gie-id": "1",
+        "network-type": "1",
+        "batch-size": "16",
+    }
+    assert made | wanted == made and made.keys() <= PROPERTY_KEYS and group.keys() == APP_KEYS["secondary-gie"]
+    assert group["config-file"] == "config_infer_secondary2.txt" and group["labelfile-path"] == "labels2.txt"
+    assert (tmp_path / "out/labels2.txt").read_text() == "x;y;z\n" and (tmp_path / "out/kind.onnx").is_file()
+    assert [item.name for item in report.models] == ["detector", "kind"]
+    with pytest.raises(UsageError, match="two networks are named"):
+        te.deploy("deepstream", model, tmp_path / "again", secondary=[model])
+
+
+def test_a_run_sized_for_more_contexts_than_nvinfer_has_is_searched_again_for_one(
+    engines: dict[str, Path], tmp_path: Path
+) -> None:
+    plan = as_plan(engines["images"], tmp_path / "detector.engine")
+    sized = size_run(tmp_path / "run", engines["images"])
+    te.Engine.open(plan).copy_to(sized / "engines" / "model.engine.onnx")
+    points = [
+        CurvePoint("sha256:0", "cuda:0", batch, busy, "host", ((3.0 * batch,) * 20,) * 3, Environment.detect(), "")
+        for batch in (1, 2, 4)
+        for busy in (1, 2)
+    ]
+    (sized / "curve.jsonl").write_bytes(b"\n".join(map(msgspec.json.encode, points)))
+    report = te.deploy("deepstream", plan, tmp_path / "out", sized=sized)
+    pipeline = read(tmp_path / "out/deepstream_app_config.txt")
+    streams = int(pipeline["source0"]["num-sources"])
+    assert 1 <= streams < 50 and any(f"one context of nvinfer: {streams}" in note for note in report.models[0].notes)
+
+
+def test_a_configuration_s_batch_classes_and_labels_are_compared(tmp_path: Path) -> None:
+    model = detector(tmp_path, Postprocess("yolov10", classes=TWO), ("y", [1, 9, 6]))
+    te.deploy("deepstream", model, tmp_path / "out")
+    own = (tmp_path / "out/config_infer_primary.txt").read_text()
+    for old, new, labels, says in (
+        ("batch-size=1", "batch-size=4", "a\nb\n", "batch-size is 4, expected 1"),
+        ("_b1_", "_b4_", "a\nb\n", "model-engine-file is of batch 4, batch-size is 1"),
+        ("num-detected-classes=2", "num-detected-classes=80", "a\nb\n", "num-detected-classes is 80, expected 2"),
+        ("network-type=0", "network-type=100", "a\nb\n", "network-type is 100, expected 0"),
+        ("", "", "a\nb\nc\n", "`labels.txt` has 3 labels, the model 2 classes"),
+        ("", "", "b\na\n", "label 0 is b, the model's is a, and 1 more"),
+        ("labels.txt", "nowhere.txt", "", "`nowhere.txt` cannot be read"),
+    ):
+        (tmp_path / "mine.txt").write_text(own.replace(old, new) if old else own)
+        (tmp_path / "labels.txt").write_text(labels)
+        report = te.deploy("deepstream", model, tmp_path / "new", check=tmp_path / "mine.txt", dry_run=True)
+        added = set(report.preprocessing[1].findings) - set(report.preprocessing[0].findings)
+        assert any(says in finding for finding in added), (says, added)
 
 
 def test_a_plan_is_sized_by_the_run_that_measured_it(engines: dict[str, Path], tmp_path: Path) -> None:
@@ -250,7 +377,7 @@ def test_a_configuration_of_one_s_own_is_checked_in_both_formats(tmp_path: Path)
         )  # fmt: skip
         assert report.preprocessing[0].findings == () and report.preprocessing[0].content_levels < 0.6
         found.append(replace(report.preprocessing[1], file=""))
-    assert found[0] == found[1] and len(found[0].findings) == 2 and found[0].colors_match is False
+    assert found[0] == found[1] and len(found[0].findings) == 3 and found[0].colors_match is False
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,13 @@ import trt_engine as te
 from deployment.conftest import as_plan
 from onnx_models import FLOAT, node, save
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.config.serve import ServeConfig
-from trt_engine.deployment.triton import _max_batch
 from trt_engine.errors import TrtEngineError
 from trt_engine.evaluation.evaluate_runner import batch_range
-from trt_engine.serving.model_config import read_config, server_settings
-from trt_engine.serving.served_model import load_version
+from trt_engine.verbs.deploy.triton import _max_batch
+from trt_engine.verbs.serve.config import ServeConfig
+from trt_engine.verbs.serve.model_config import read_config, server_settings
+from trt_engine.verbs.serve.served_model import load_version
+from trt_engine.verbs.serve.statistics import VersionStatistics
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision
 
 VISION = Vision(Preprocess(size=(16, 16)), Postprocess("classify"))
@@ -49,12 +50,12 @@ def served(engine: te.Engine, folder: Path) -> Any:
     config = read_config(
         b"max_batch_size: 4 dynamic_batching {}", "net", server_settings(ServeConfig(), RuntimeConfig())
     )
-    return load_version("net", "1", engine, config, verify=True)
+    return load_version("net", "1", engine, config, VersionStatistics(), verify=True)
 
 
 def run_on_arrays(engine: te.Engine, folder: Path) -> Any:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
-    from trt_engine.batch_jobs.part_runner import _batch_size
+    from trt_engine.verbs.batch.part_runner import _batch_size
 
     with te.load(engine) as runner:
         return _batch_size(runner, 4)

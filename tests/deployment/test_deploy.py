@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 import trt_engine as te
-from trt_engine.cli.main import run
-from trt_engine.deployment.job import DeployJob
-from trt_engine.deployment.targets import TARGETS
-from trt_engine.errors import EngineError, SetupError, UsageError
-
-ROOT = Path(__file__).parents[2]
+from trt_engine.errors import EngineError, UsageError
+from trt_engine.verbs.deploy.job import DeployJob
 
 
 def names(folder: Path) -> list[str]:
@@ -59,23 +52,6 @@ def test_ctrl_c_half_way_leaves_nothing(
         assert names(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_is_a_setup_error(
-    engines: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="is not a folder"):
-        te.deploy("triton", engines["images"], tmp_path / "file")
-    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="is not a folder"):
-        te.deploy("triton", engines["images"], tmp_path / "link")
-    if os.geteuid():
-        (tmp_path / "closed").mkdir(mode=0o555)
-        with pytest.raises(SetupError, match="closed"):
-            te.deploy("triton", engines["images"], tmp_path / "closed")
-    with pytest.raises((SetupError, UsageError)):
-        te.deploy("triton", engines["images"], tmp_path / "file" / "below")
-
-
 @pytest.mark.parametrize(
     ("engine", "expected"),
     [("a/b={}", "cannot be the name"), (".hidden={}", "cannot be the name"), ("x={}\0", "no such|null")],
@@ -108,19 +84,3 @@ def test_wrong_requests_are_refused(engines: dict[str, Path], tmp_path: Path) ->
     with pytest.raises(EngineError, match="digest differs"):
         call("triton", broken, out)
     assert not out.exists()
-
-
-@pytest.mark.parametrize("target", TARGETS)
-def test_every_target_has_its_command_and_its_help(target: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["deploy", target, "--help"]) == 0
-    text = capsys.readouterr().out
-    assert f"trt-engine deploy {target}" in text and "--dry-run" in text
-
-
-def test_the_document_fits_its_schema(
-    engines: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["deploy", "triton", str(engines["images"]), "-o", str(tmp_path / "models"), "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    jsonschema.validate(document, json.loads((ROOT / "docs" / "schemas" / "deploy.json").read_text()))
-    assert document["next_command"].startswith("trt-engine serve --model-repository")

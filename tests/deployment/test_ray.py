@@ -24,6 +24,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+import yaml
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
@@ -63,10 +64,15 @@ def app(folder: Path) -> tuple[Path, str]:
         port = free.getsockname()[1]
     report = te.deploy(
         "ray", [f"model={model}", f"engine={engine}"], folder / "app", port=port, max_replicas=3, target_requests=2.0,
-        upscale_delay_s=1.0, downscale_delay_s=4.0, cpus=0.5,
     )  # fmt: skip
     assert report.next_command == f"serve run {folder / 'app' / 'app.yaml'}"
-    return folder / "app" / "app.yaml", f"http://127.0.0.1:{port}/v2"
+    file = folder / "app" / "app.yaml"
+    document = yaml.safe_load(file.read_text())
+    ((deployment,),) = [item["deployments"] for item in document["applications"]]
+    deployment["ray_actor_options"]["num_cpus"] = 0.5
+    deployment["autoscaling_config"] |= {"upscale_delay_s": 1.0, "downscale_delay_s": 4.0}
+    file.write_text(yaml.safe_dump(document, sort_keys=False))
+    return file, f"http://127.0.0.1:{port}/v2"
 
 
 @pytest.fixture(scope="module")

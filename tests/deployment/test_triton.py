@@ -10,6 +10,7 @@ import pytest
 
 import trt_engine as te
 from deployment.conftest import as_plan, size_run
+from onnx_models import BF16, node, save
 from trt_engine.cli.main import run
 from trt_engine.errors import UsageError
 
@@ -91,6 +92,24 @@ def test_a_plan_is_a_plan_on_every_gpu_and_an_engine_of_rtx_is_refused(
     with pytest.raises(UsageError, match="no backend for `rtx`"):
         te.deploy("triton", rtx, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+    te.deploy("triton", rtx, tmp_path / "other", backend="python")
+    assert parsed(tmp_path / "other", "rtx").backend == "python" and (tmp_path / "other/rtx/1/rtx.engine").is_file()
+
+
+def test_a_repository_for_the_python_backend_is_served_by_serve_as_well(
+    engines: dict[str, Path], tmp_path: Path
+) -> None:
+    te.deploy("triton", engines["fixed"], tmp_path / "models", backend="python")
+    assert "import TritonPythonModel" in (tmp_path / "models/fixed/1/model.py").read_text()
+    with start(model_repository=tmp_path / "models") as server:
+        client = Client("http", server)
+        fours = np.ones((4, 3), np.float32)
+        np.testing.assert_array_equal(client.infer("fixed", {"x": fours}).as_numpy("y"), 2 * fours)
+        client.raw.close()
+    half = save(tmp_path / "half.onnx", [node("Identity", "x", "y")], {"x": (BF16, [4])}, {"y": (BF16, [4])})
+    engine = te.build(half, out=tmp_path / "half.engine.onnx", parity=False).path
+    with pytest.raises(UsageError, match="`x` of `half` is bfloat16"):
+        te.deploy("triton", engine, tmp_path / "other", backend="python")
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from trt_engine.device import dlpack, foreign, open_device
 from trt_engine.device.cuda import availability
-from trt_engine.device.fake import FakeDevice
 from trt_engine.device.host import HostDevice
 from trt_engine.errors import SetupError, UsageError
 
@@ -131,14 +130,6 @@ def test_a_strided_array_is_refused_by_every_device_that_borrows() -> None:
         device.borrow(Strided(), device.stream())
 
 
-def test_an_array_of_another_device_is_refused() -> None:
-    host, fake = open_device("cpu"), FakeDevice()
-    with pytest.raises(UsageError, match="another device was given to `cpu`"):
-        host.borrow(fake.allocate(4).array(), host.stream())
-    with pytest.raises(UsageError, match="another device was given to `fake:0`"):
-        fake.borrow(FakeDevice(1).allocate(4).array(), fake.stream())
-
-
 def test_a_lender_that_refuses_is_a_usage_error() -> None:
     class Refusing:
         def __dlpack_device__(self) -> tuple[int, int]:
@@ -231,8 +222,3 @@ def test_a_tensor_that_only_a_capsule_describes_is_left_to_it_and_orders_nothing
     ordered: list[int] = []
     assert torch_library.reader(1, ordered.append)(tensor) is None
     assert ordered == []
-
-
-def test_other_types_are_read_through_dlpack(torch_library: foreign.ArrayLibrary) -> None:
-    assert foreign.library_of(np.ndarray) is None
-    assert foreign.library_of(type("Parameter", (_Tensor,), {})) is None

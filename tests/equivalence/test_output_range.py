@@ -13,8 +13,6 @@ from onnx import helper
 
 import onnx_models as models
 from trt_engine.backends.onnxruntime.host_session import reference_session
-from trt_engine.equivalence.output_error import compare_output
-from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.equivalence.parity import measure_parity, open_with_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES
 from trt_engine.graph.load import open_model
@@ -62,12 +60,14 @@ def bounded(path: Path, function: str, shift: float, after: str, shape: tuple[in
     )
 
 
-@pytest.mark.parametrize(
-    "function", ["Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Erf", "Softplus", "Elu", *WRITTEN_OUT]
-)
+FUNCTIONS = ["Sigmoid", "HardSigmoid", "Softmax", "Tanh", "Erf", "Softplus", "Elu", *WRITTEN_OUT]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_rounding_of_a_bounded_function_is_in_parity_and_a_defect_of_its_range_is_not(function: str, tmp_path: Path):
     shapes = list(SHAPES.values())
-    for at, (shift, after) in enumerate(product((-60.0, -20.0, -9.0, 0.0), AFTER)):
+    cases = list(enumerate(product((-60.0, -20.0, -9.0, 0.0), AFTER)))
+    for at, (shift, after) in cases[FUNCTIONS.index(function) % 4 :: 4]:  # four functions have all cases
         shape = shapes[(at + at // 4) % 4]
         path = bounded(tmp_path / f"{at}.onnx", function, shift, after, shape)
         model, rng = open_model(path), np.random.default_rng(at)
@@ -79,22 +79,6 @@ def test_rounding_of_a_bounded_function_is_in_parity_and_a_defect_of_its_range_i
             assert found.passed == passes, (shift, after, shape, found.outputs)
         optimised = open_with_outputs(path, ["z"], "all").run(["z"], feeds)[0]
         assert measure_parity(model, lambda _, o=optimised: {"z": o}, feeds, "", TOLERANCES["fp32"]).passed
-
-
-def test_a_quotient_by_a_sum_of_squares_without_its_root_has_no_range(tmp_path: Path):
-    row = (models.FLOAT, [2, 32])
-    nodes = [
-        models.node("ReduceSumSquare", "x last", "q"),
-        models.node("Add", "q one", "b"),
-        models.node("Div", "x b", "z"),
-    ]
-    stored = {"last": np.array([-1]), "one": np.float32(1)}
-    for made, known in (
-        (nodes, False),
-        ([*nodes[:2], models.node("Sqrt", "b", "r"), models.node("Div", "x r", "z")], True),
-    ):
-        path = models.save(tmp_path / "n.onnx", made, {"x": row}, {"z": row}, stored)
-        assert ("z" in output_ranges(open_model(path).proto)) == known
 
 
 def test_values_as_small_as_a_tail_are_judged_where_no_bounded_function_made_them(tmp_path: Path):
@@ -121,23 +105,3 @@ def test_rounded_logits_in_fp16_are_rounding_in_the_probabilities_too(tmp_path: 
         found = measure_parity(model, lambda _, got=got: {"z": got}, feeds, "", TOLERANCES["fp16"])
         assert found.passed == passes, found.outputs
         assert not TOLERANCES["fp16"].for_graph(model.proto).accepts(found.outputs["z"])
-
-
-def test_one_step_of_the_smallest_fp16_numbers_is_rounding():
-    want = np.random.default_rng(0).normal(size=(2, 1000)).astype(np.float32) * np.float32(1e-6)
-    got = want.astype(np.float16).astype(np.float32)
-    tolerance = TOLERANCES["fp16"]
-    assert tolerance.accepts(compare_output(got, want, floor=tolerance.floor("y")))
-    assert not tolerance.accepts(compare_output(got, want))
-
-
-def test_a_channel_whose_mean_happens_to_be_near_zero_has_the_scale_of_the_others():
-    """Logits of 64 pictures that a network with random weights hardly tells apart."""
-    rng = np.random.default_rng(0)
-    mean = rng.normal(size=1000)
-    mean[17] = 1e-5
-    want = mean + rng.normal(size=(64, 1000)) * 1e-4
-    got = want + rng.normal(size=want.shape) * 1e-5
-    assert TOLERANCES["fp16"].accepts(compare_output(got, want))
-    got[:, 17] += 0.1
-    assert not TOLERANCES["fp16"].accepts(compare_output(got, want))

@@ -12,7 +12,6 @@ from onnx import parser
 
 import trt_engine as te
 from trt_engine.backends.onnxruntime.host_session import reference_session
-from trt_engine.deployment.triton import _max_batch
 from trt_engine.equivalence.row_independence import row_dependence, wrong_rows
 from trt_engine.equivalence.sorted_outputs import sorted_outputs
 from trt_engine.equivalence.tolerance import coarsest_dtype, select_tolerance
@@ -20,6 +19,7 @@ from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.runtime.batch_rows import BatchLayout
 from trt_engine.runtime.feeds import random_feeds
+from trt_engine.verbs.deploy.triton import _max_batch
 
 _WEIGHTS = ", ".join(f"{(7 * i % 11 - 5) / 5:.1f}" for i in range(36))
 W = f"w = Constant<value = float[6, 6] {{{_WEIGHTS}}}>()\n"

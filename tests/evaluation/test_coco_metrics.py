@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_engine.errors import UsageError
@@ -21,6 +22,7 @@ pytest.importorskip("PIL", reason="datasets are read with pillow")
 from trt_engine.evaluation.coco_metrics import METRICS, category_ids, coco_metrics, coco_results, save_predictions
 from trt_engine.vision.datasets import Category, GroundTruth
 from trt_engine.vision.decode import Detections
+from trt_engine.vision.masks import encode_mask
 
 Rows = list[dict[str, Any]]
 
@@ -96,7 +98,6 @@ def scene(seed: int, images: int, objects: int, extra: int, crowds: float, sprea
     return truth, categories, ids, results
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     seed=st.integers(0, 2**32), images=st.integers(1, 6), objects=st.integers(0, 8),
     extra=st.sampled_from([0, 5, 150]), crowds=st.sampled_from([0.0, 0.3, 1.0]), spread=st.sampled_from([0.0, 0.05, 0.3]),
@@ -177,6 +178,14 @@ def test_predictions_are_saved_as_cocos_tools_read_them(tmp_path: Path) -> None:
     rows = coco_results(found, 42, {0: 17})
     assert rows == [{"image_id": 42, "category_id": 17, "bbox": [1.5, 2, 10, 5], "score": 0.5}]
     assert json.loads(save_predictions(rows, tmp_path / "p.json").read_text()) == rows
+    mask = encode_mask(np.ones((5, 4), bool), (1, 2), (20, 20))
+    whole = dataclasses.replace(found, masks=(mask, mask), keypoints=np.array([[[1.0, 2.0]], [[3.0, 4.0]]]))
+    (row,) = coco_results(whole, 42, {0: 17})
+    assert row["segmentation"] == {"size": [20, 20], "counts": mask.counts} and row["keypoints"] == [1, 2, 1]
+    truth = [GroundTruth(42, 17, (1.5, 2, 10, 5))]
+    assert coco_metrics(truth, [Category(17, "cat")], [42], [row]) == coco_metrics(
+        truth, [Category(17, "cat")], [42], rows
+    )
 
 
 def test_a_crowd_is_a_crowd_by_any_number_but_zero() -> None:

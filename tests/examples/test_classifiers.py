@@ -102,15 +102,6 @@ def test_each_model_carries_its_declaration_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("batch", [1, 2, 5])
-def test_logits_do_not_depend_on_the_batch(name: str, batch: int, held_out: tuple[Array, Array]) -> None:
-    images, _ = held_out
-    logits = logits_of(name, images[:batch])
-    assert logits.shape == (batch, 10)
-    np.testing.assert_allclose(logits[:1], logits_of(name, images[:1]), atol=1e-4)
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_each_model_names_more_than_97_of_100_digits_it_never_saw(name: str, held_out: tuple[Array, Array]) -> None:
     images, labels = held_out
     assert (logits_of(name, images).argmax(1) == labels).mean() > 0.97

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,6 @@ class Result:
     codes: Counter[str] = field(default_factory=Counter)
     faults: dict[str, Found] = field(default_factory=dict)
     """By kind and place."""
-    lines: dict[str, set[int]] = field(default_factory=dict)
 
     @property
     def share(self) -> float:
@@ -72,15 +71,9 @@ class Died(Exception):
 class Watched:
     """A worker process that is started when it is needed and again when an input ended it."""
 
-    def __init__(self, python: str = sys.executable) -> None:
-        self._python = python
+    def __init__(self, python: str = sys.executable, cpu_s: float = 1.5 * CPU_S) -> None:
+        self._python, self._cpu_limit_s = python, cpu_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._lines: list[str] | None = None
-
-    def trace(self, files: Sequence[str]) -> None:
-        """Keep the executed lines of these files from now on."""
-        self._lines = list(files)
-        self.close()
 
     def ask(self, job: dict[str, Any], hear: Callable[[dict[str, Any]], None] = lambda message: None) -> dict[str, Any]:
         """Give the worker a job and wait; `Died` when an input ended it."""
@@ -120,8 +113,6 @@ class Watched:
         self._begin()
         if not self._next(-1).get("ready"):
             raise RuntimeError("the worker did not start")
-        if self._lines is not None:
-            self._send({"lines": self._lines})
 
     def _send(self, job: dict[str, Any]) -> None:
         assert self._process is not None and self._process.stdin is not None
@@ -149,7 +140,7 @@ class Watched:
                     if more == b"":
                         raise self._dead(index)
                     self._buffer += more or b""
-                elif time.monotonic() - self._since > WALL_S or self._cpu_s() - self._cpu > 1.5 * CPU_S:
+                elif time.monotonic() - self._since > WALL_S or self._cpu_s() - self._cpu > self._cpu_limit_s:
                     raise self._hanging(index)
         line, _, self._buffer = self._buffer.partition(b"\n")
         message: dict[str, Any] = json.loads(line)
@@ -223,9 +214,7 @@ def fuzz(worker: Watched, target: str, seed: int, count: int, *, start: int = 0,
     while at < start + count and (until is None or time.monotonic() < until):
         stop = min(start + count, at + 200) if until is not None else start + count
         try:
-            done = worker.ask({"target": target, "seed": seed, "start": at, "stop": stop}, hear)
-            for file, lines in done.get("lines", {}).items():
-                result.lines.setdefault(file, set()).update(lines)
+            worker.ask({"target": target, "seed": seed, "start": at, "stop": stop}, hear)
         except Died as death:
             if death.index < 0:
                 raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ _NOT_ASKED_FOR = "Traceback (most recent call last)"
 _BIDI = set("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\u2028\u2029")
 
 
-def faults_of(call: Call, codes: frozenset[int]) -> list[Fault]:
+def faults_of(call: Call, codes: Container[int]) -> list[Fault]:
     """What this call did that it may not do; `codes` are the documented ones, 0 aside."""
     found: list[Fault] = []
     if call.error is not None:

@@ -37,11 +37,11 @@ _SLOW = {"doctor": "--help"}
 
 @cache
 def _commands() -> dict[str, list[click.Command]]:
-    from trt_engine.cli.verbs_table import VERBS
+    from trt_engine.cli.verbs_table import VERBS, command_module
 
     found: dict[str, list[click.Command]] = {}
-    for verb, (module, _) in VERBS.items():
-        command = importlib.import_module(f"trt_engine.cli.{module}").command
+    for verb in VERBS:
+        command = importlib.import_module(command_module(verb)).command
         found[verb] = [command, *command.commands.values()] if isinstance(command, click.Group) else [command]
     return found
 

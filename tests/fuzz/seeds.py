@@ -8,6 +8,8 @@ import json
 import os
 import sqlite3
 import sys
+import tarfile
+import zipfile
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -23,7 +25,7 @@ for _folder in ("", "reporting", "profiling", "bundling", "trt", "benchmark"):
 from fuzz.networks import NETWORKS  # noqa: E402
 from onnx_models import FLOAT, node, save  # noqa: E402
 
-__all__ = ["Seeds", "files_in"]
+__all__ = ["Files", "Seeds", "files_in"]
 
 Files = dict[str, bytes]
 
@@ -171,8 +173,7 @@ class Seeds:
         """Output of ncu, by file name."""
         from nsight_samples import SAMPLES, sample
 
-        names = [path.name for path in sorted(SAMPLES.iterdir()) if path.suffix in (".csv", ".txt")]
-        return {name: sample(name)[:12_000] for name in names}
+        return {path.name: sample(path.name) for path in sorted(SAMPLES.glob("*.csv"))}
 
     @cached_property
     def kineto(self) -> Any:
@@ -181,8 +182,8 @@ class Seeds:
         return document
 
     @cached_property
-    def nsys_script(self) -> str:
-        """SQL that makes an nsys export with two inferences of three activities."""
+    def nsys_export(self) -> Files:
+        """A database as `nsys export` makes it, with two inferences of three activities: `x.sqlite`."""
         schema = (TESTS / "profiling" / "samples" / "nsys-sqlite-schema-2024.6.2.sql").read_text()
         tid, rows = 77 * 0x1000000 + 5, []
         for index, name in enumerate(("void f<1>(int)", "gemm", "cudaLaunchKernel_v7000"), 1):
@@ -212,7 +213,13 @@ class Seeds:
             rows.append("INSERT INTO CUPTI_ACTIVITY_KIND_MEMSET (start, end, deviceId, contextId, streamId, correlationId,"
                         f" globalPid, value, bytes) VALUES ({start + 1800}, {start + 1810}, 0, 1, 7, {number + 2},"
                         f" {77 * 0x1000000}, 0, 32)")  # fmt: skip
-        return schema + ";\n".join(["", *rows, ""])
+        with contextlib.closing(sqlite3.connect(":memory:")) as database:
+            database.executescript(schema + ";\n".join(["", *rows, ""]))
+            for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                if not database.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone()[0]:
+                    database.execute(f'DROP TABLE "{table}"')
+            database.commit()
+            return {"x.sqlite": database.serialize()}
 
     # -------------------------------------------------------------------------------------------- pictures and data
 
@@ -289,11 +296,58 @@ class Seeds:
         }  # fmt: skip
         return [full, whole, {"models": ["m.onnx"]}]
 
-    # -------------------------------------------------------------------------------------------- sources of other libraries
+    # ----------------------------------------------------------------- plans, packs, sources of other libraries
 
     @cached_property
-    def sources(self) -> dict[str, Files]:
-        """What `convert` tells apart, each as its first bytes or members; a `.zip` is a mapping of members."""
+    def plan_headers(self) -> list[Files]:
+        """Plans that are a header and nothing behind it, of both libraries, bare and with a passport."""
+        versions = ((8, 6, 1, 6), (10, 3, 0, 26), (11, 1, 0, 0), (0, 0, 0, 0))
+        plans = [b"ftrt" + (96).to_bytes(4, "little") + bytes(16) + bytes(version) + bytes(200) for version in versions]
+        for nbytes in (64, 1 << 63):
+            words = (2, nbytes, int.from_bytes(bytes((1, 7, 1, 116)) + b"vtrt", "little"), 1, 0, 0, 7)
+            plans.append(b"vtrt\0\0\0\0" + b"".join(word.to_bytes(8, "little") for word in words) + bytes(136))
+        passport = json.loads(json.dumps(self.passport).replace("m.engine.onnx", "m.engine"))
+        made = [{"m.engine": plan} for plan in plans]
+        for plan in plans:
+            library = "tensorrt" if plan[:1] == b"f" else "tensorrt-rtx"
+            passport |= {"backend": library, "device": "cuda:0"}
+            passport["requirements"] |= {"library": library, "version": "10.3.0", "compute_capability": "9.0",
+                                         "compute_capabilities": ["8.9", "12.0"], "gpu": "NVIDIA H200"}  # fmt: skip
+            made.append({"m.engine": plan, "m.engine.json": json.dumps(passport).encode()})
+        return made
+
+    @cached_property
+    def stores(self) -> list[Files]:
+        """A store of one engine by keys that are right, odd and words, and the model."""
+        made = []
+        for key in ("0123456789abcdef" * 2, "f" * 32, "x", "thesis"):
+            passport = json.loads(json.dumps(self.passport).replace("m.engine.onnx", "m.onnx")) | {"key": key}
+            place = f"store/engines/{key}/m.onnx"
+            made.append({place: self.engine["m.engine.onnx"], f"{place}.json": json.dumps(passport).encode(),
+                         f"store/engines/{key}/notes.txt": b"x", "m.onnx": self.engine["m.onnx"]})  # fmt: skip
+        return made
+
+    @cached_property
+    def packs(self) -> list[Files]:
+        """Archives of run folders with their lists of files."""
+        made: list[Files] = []
+        for name in ("cpu", "bench", "matrix", "compared", "profiled"):
+            files = {f"run/{file}": raw for file, raw in self.runs[name].items()}
+            listed = [{"path": file, "nbytes": len(raw), "digest": "sha256:" + "0" * 64} for file, raw in files.items()]
+            manifest = {"schema": "trt-engine/pack", "schema_version": 1, "files": listed}
+            files["run/PACK.json"] = json.dumps(manifest).encode()
+            buffer = io.BytesIO()
+            with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+                for file, raw in files.items():
+                    info = tarfile.TarInfo(file)
+                    info.size = len(raw)
+                    archive.addfile(info, io.BytesIO(raw))
+            made += [{"x.zip": zipped(files)}, {"x.tar.gz": buffer.getvalue()}]
+        return made
+
+    @cached_property
+    def sources(self) -> list[Files]:
+        """What `convert` tells apart, each as its first bytes: `x`, `x.pt` or the folder `s`."""
         ordered = b"\x80\x02ccollections\nOrderedDict\nq\x00)Rq\x01."
         tensor = (
             b"\x80\x02}q\x00X\x01\x00\x00\x00aq\x01ctorch._utils\n_rebuild_tensor_v2\nq\x02((X\x07\x00\x00\x00storageq\x03"
@@ -304,26 +358,28 @@ class Seeds:
             b"\x80\x04\x95\x20\x00\x00\x00\x00\x00\x00\x00\x8c\x0bcollections\x94\x8c\x0bOrderedDict\x94\x93\x94)R\x94."
         )
         weights = json.dumps({"a": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
-        return {
-            "zip:state": {"m/data.pkl": tensor, "m/version": b"3\n", "m/data/0": b"\0" * 16, "m/byteorder": b"little"},
-            "zip:script": {"m/data.pkl": ordered, "m/constants.pkl": b"\x80\x02).",
-            "m/code/__torch__.py": b"class A(Module): pass",
-                           "m/version": b"3\n"},
-            "zip:program": {"ep/archive_format": b"pt2", "ep/version": b"0", "ep/models/model.json": b"{}",
-                            "ep/data/weights/model.pt": tensor, "ep/data/sample_inputs/model.pt": ordered},
-            "zip:keras": {"config.json": b'{"class_name": "Sequential", "config": {"layers": []}}', "metadata.json": b"{}",
-                          "model.weights.h5": b"\x89HDF\r\n\x1a\n"},
-            "file:pickle": {"x": ordered}, "file:stacked": {"x": stacked}, "file:legacy": {
+        archives = (
+            {"m/data.pkl": tensor, "m/version": b"3\n", "m/data/0": b"\0" * 16, "m/byteorder": b"little"},
+            {"m/data.pkl": ordered, "m/constants.pkl": b"\x80\x02).", "m/code/__torch__.py": b"class A(Module): pass",
+             "m/version": b"3\n"},
+            {"ep/archive_format": b"pt2", "ep/version": b"0", "ep/models/model.json": b"{}",
+             "ep/data/weights/model.pt": tensor, "ep/data/sample_inputs/model.pt": ordered},
+            {"config.json": b'{"class_name": "Sequential", "config": {"layers": []}}', "metadata.json": b"{}",
+             "model.weights.h5": b"\x89HDF\r\n\x1a\n"},
+        )  # fmt: skip
+        return [
+            *({"x.pt": zipped(members)} for members in archives),
+            {"x": ordered}, {"x": stacked}, {
                 "x": b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.\x80\x02M\xe9\x03.\x80\x02}q\x00." + tensor},
-            "file:tflite": {"x": b"\x1c\0\0\0TFL3" + bytes(range(60))},
-            "file:hdf5": {"x": b"\x89HDF\r\n\x1a\n" + b"\0" * 90},
-            "file:safetensors": {"x": len(weights).to_bytes(8, "little") + weights + b"\0" * 4},
-            "file:frozen": {"x": b"\x0a\x0c\x0a\x01a\x12\x07Const\x12\x00\x22\x03\x08\x87\x01"},
-            "file:plan": {"x": b"ftrt" + bytes(40)}, "file:onnx": {"x": self.networks["gemm"]["m.onnx"]},
-            "folder:saved_model": {"s/saved_model.pb": b"\x08\x01\x12\x04\x0a\x02\x0a\x00", "s/variables/v.index": b""},
-            "folder:hub": {"s/config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}',
+            {"x": b"\x1c\0\0\0TFL3" + bytes(range(60))},
+            {"x": b"\x89HDF\r\n\x1a\n" + b"\0" * 90},
+            {"x": len(weights).to_bytes(8, "little") + weights + b"\0" * 4},
+            {"x": b"\x0a\x0c\x0a\x01a\x12\x07Const\x12\x00\x22\x03\x08\x87\x01"},
+            {"x": b"ftrt" + bytes(40)}, {"x": self.networks["gemm"]["m.onnx"]},
+            {"s/saved_model.pb": b"\x08\x01\x12\x04\x0a\x02\x0a\x00", "s/variables/v.index": b""},
+            {"s/config.json": b'{"model_type": "bert", "architectures": ["BertModel"]}',
                            "s/model.safetensors": len(weights).to_bytes(8, "little") + weights + b"\0" * 4},
-        }  # fmt: skip
+        ]  # fmt: skip
 
     # -------------------------------------------------------------------------------------------- making
 
@@ -350,6 +406,15 @@ class Seeds:
         return made
 
 
+def zipped(members: Mapping[str, bytes]) -> bytes:
+    """An archive of these members."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, raw in members.items():
+            archive.writestr(zipfile.ZipInfo(name), raw)
+    return buffer.getvalue()
+
+
 @contextlib.contextmanager
 def _inside(folder: Path) -> Iterator[None]:
     before = Path.cwd()
@@ -374,17 +439,3 @@ def _short(name: str, raw: bytes) -> bytes:
     if name.endswith(".jsonl"):
         return b"".join(json.dumps(cut(json.loads(line))).encode() + b"\n" for line in raw.splitlines())
     return json.dumps(cut(json.loads(raw))).encode() if name.endswith(".json") else raw
-
-
-def nsys_export(script: str, path: Path) -> None:
-    """Run the statements that work; the others are left out, as a mutation meant them to be."""
-    database = sqlite3.connect(path)
-    for statement in script.split(";"):
-        with contextlib.suppress(sqlite3.Error, sqlite3.Warning, ValueError, UnicodeError):
-            database.execute(statement)
-    for (table,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-        with contextlib.suppress(sqlite3.Error):
-            if not database.execute(f'SELECT COUNT(*) FROM "{table}"').fetchone()[0]:
-                database.execute(f'DROP TABLE "{table}"')
-    database.commit()
-    database.close()

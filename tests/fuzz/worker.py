@@ -18,10 +18,9 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +99,7 @@ class Output:
 
 
 class Worker:
-    """Runs inputs; `lines` are the module prefixes whose executed lines are kept."""
+    """Runs inputs, one after another."""
 
     def __init__(self, root: Path) -> None:
         from fuzz.seeds import Seeds
@@ -145,7 +144,7 @@ class Worker:
         from fuzz.targets import TARGETS
 
         target = TARGETS.get(item.target)
-        codes = target.codes if target else frozenset((2, 3, 4, 10))
+        codes = target.codes if target else (2, 3, 4, 10)
         faults: list[Fault] = []
         ended: list[int | str] = []
         if not self._placed(item):
@@ -182,7 +181,7 @@ class Worker:
             return False
         return True
 
-    def _call(self, item: Any, words: list[str], codes: frozenset[int]) -> tuple[int | str, list[Any]]:
+    def _call(self, item: Any, words: list[str], codes: Container[int]) -> tuple[int | str, list[Any]]:
         from fuzz.checks import Call, Fault, faults_of, last_line, place_of
 
         self.output.taken()
@@ -273,7 +272,6 @@ def _answer_jobs() -> None:
     root = Path(sys.argv[2])
     worker = Worker(root)
     worker.prepare()
-    lines = None
 
     def answer(**message: Any) -> None:
         answers.write(json.dumps(message) + "\n")
@@ -283,12 +281,6 @@ def _answer_jobs() -> None:
 
     for text in jobs:
         job = json.loads(text)
-        if "lines" in job:
-            from fuzz.lines import Lines
-
-            lines = Lines(job["lines"])
-            threading.settrace(lines.trace)
-            continue
         if "input" in job:
             answer(begin=-1)
             answer(end=-1, **worker.run(Input.from_json(job["input"])))
@@ -298,12 +290,9 @@ def _answer_jobs() -> None:
             for index in range(job["start"], job["stop"]):
                 item = worker.make(job["target"], job["seed"], index)
                 answer(begin=index)
-                if lines is not None:
-                    sys.settrace(lines.trace)
                 done = worker.run(item)
-                sys.settrace(None)
                 answer(end=index, **done, **({"input": item.to_json()} if done["faults"] else {}))
-        answer(done=True, **({"lines": lines.taken()} if lines is not None else {}))
+        answer(done=True)
     shutil.rmtree(root, ignore_errors=True)
 
 

@@ -487,37 +487,6 @@ def test_a_limit_counts_dropped_buffers_as_free_again() -> None:
     device.close()
 
 
-def test_eight_threads_allocate_and_copy_without_sharing_memory(device: Any) -> None:
-    failed: list[BaseException] = []
-
-    def worker(number: int) -> None:
-        try:
-            stream, random = device.stream(), np.random.default_rng(number)
-            for _ in range(200):
-                nbytes = int(random.integers(1, 4 * MIB))
-                buffer, source = device.allocate(nbytes), device.pinned(nbytes)
-                array, out = source.array(), np.zeros(nbytes, np.uint8)
-                array[:] = number + 1
-                device.upload(array, buffer, stream)
-                device.download(buffer, out, stream)
-                stream.synchronize()
-                assert (out == number + 1).all()
-                del array
-                buffer.close()
-                source.close()
-            stream.close()
-        except BaseException as error:
-            failed.append(error)
-
-    threads = [threading.Thread(target=worker, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert failed == []
-    assert (device.memory().allocated_bytes, device.memory().pinned_bytes) == (0, 0)
-
-
 def test_a_thread_keeps_the_context_it_had(device: Any, stream: Any) -> None:
     from cuda.bindings import driver
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper, save_model
 
-pytest.importorskip("uvicorn")
+pytest.importorskip("httptools")
 pytest.importorskip("grpc")
 
 import trt_engine as te
 from trt_engine.backends.onnxruntime import providers
 from trt_engine.backends.onnxruntime.providers import select_providers
 from trt_engine.errors import TrtEngineError
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 pytestmark = pytest.mark.gpu
 
@@ -100,7 +100,7 @@ def infer():
 
 if protocol == "grpc":
     import grpc
-    from trt_engine.serving.messages import message
+    from trt_engine.open_inference.messages import message
 
     channel = grpc.insecure_channel(grpc_address)
 

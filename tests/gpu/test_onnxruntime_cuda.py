@@ -20,7 +20,7 @@ from trt_engine.backends.onnxruntime.providers import select_providers
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import measure
 from trt_engine.benchmark.log_writer import render_log
-from trt_engine.benchmark.statistics import MIN_RESTARTS
+from trt_engine.benchmark.speed_difference import MIN_RESTARTS
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
@@ -193,10 +193,6 @@ def test_a_provider_whose_libraries_are_missing_is_an_error_of_the_machine(cuda:
 
 
 # ------------------------------------------------------------------------------------------------ contexts, streams, graphs
-
-
-def arrays(count: int, seed: int = 0) -> dict[str, np.ndarray]:
-    return {"images": np.random.default_rng(seed).random((count, 1, 8, 8), np.float32)}
 
 
 @pytest.fixture(scope="module")
@@ -402,12 +398,3 @@ def test_a_bad_request_on_a_gpu_breaks_nobody_elses(conv: Engine, expected: Call
         with pytest.raises(te.errors.TrtEngineError):
             runner.infer(images(65))
         close(runner.infer(images(2))["scores"], expected(images(2)))
-
-
-def test_closing_gives_back_every_buffer(conv: Engine) -> None:
-    runner = te.load(conv, contexts=4, graphs=True)
-    runner.warmup(2, batch=64)
-    ledger = runner.runner.device._accounting
-    assert ledger.usage().count > 0
-    runner.close()
-    assert ledger.usage().count == 0

@@ -107,26 +107,12 @@ def test_the_count_is_the_one_by_hand(case: str) -> None:
     assert (cost.macs, cost.flops, cost.exact) == (macs, flops, True), cost.uncounted
 
 
-def test_standard_attention_is_scores_and_weighted_sum() -> None:
-    made = node("Attention", ["q", "k", "v"], ["y"])
-    cost = single(made, {"q": [2, 4, 10, 8], "k": [2, 4, 12, 8], "v": [2, 4, 12, 6]}, None, opset=23)
-    scores = 2 * 4 * 10 * 12
-    assert (cost.macs, cost.exact) == (scores * (8 + 6), True)
-    assert cost.flops == 2 * cost.macs + 6 * scores
-
-
 def test_microsofts_attention_counts_its_projections() -> None:
     made = helper.make_node("Attention", ["x", "w", "b"], ["y"], domain="com.microsoft", num_heads=4)
     cost = single(
         made, {"x": [1, 10, 16]}, [1, 10, 16], weight("w", 16, 48), weight("b", 48), domains={"com.microsoft": 1}
     )
     assert (cost.macs, cost.exact) == (10 * 16 * 48 + 4 * 10 * 10 * 8, True)
-
-
-def test_microsofts_multi_head_attention_is_counted() -> None:
-    made = helper.make_node("MultiHeadAttention", ["q", "k", "v"], ["y"], domain="com.microsoft", num_heads=2)
-    cost = single(made, {"q": [3, 5, 8], "k": [3, 7, 8], "v": [3, 7, 8]}, [3, 5, 8], domains={"com.microsoft": 1})
-    assert (cost.macs, cost.exact) == (3 * 2 * 5 * 7 * 8, True)
 
 
 def test_quantized_operators_are_counted_as_what_they_compute() -> None:
@@ -182,18 +168,6 @@ def test_open_sizes_are_counted_at_the_sizes_given() -> None:
     assert model_cost(proto, {"images": (4, 3, 32, 32)}).macs == 4 * model_cost(proto, {"images": (1, 3, 32, 32)}).macs
 
 
-def test_an_open_size_that_nobody_gave_is_not_guessed() -> None:
-    cost = model_cost(models.detector())
-    assert not cost.exact
-    assert "Conv" in cost.uncounted
-
-
-def test_stale_shapes_written_by_an_exporter_do_not_count() -> None:
-    proto = models.detector()
-    proto.graph.value_info.append(value("c", [7, 8, 999, 999]))
-    assert model_cost(proto, {"images": (1, 3, 32, 32)}).exact
-
-
 def test_what_is_worked_out_from_constants_is_free() -> None:
     proto = model(
         [node("Mul", ["a", "a"], ["b"]), node("Add", ["x", "b"], ["y"])],
@@ -228,11 +202,6 @@ def branches(small: int, large: int) -> onnx.ModelProto:
 def test_of_an_if_the_costlier_branch_counts() -> None:
     cost = model_cost(branches(3, 9))
     assert (cost.macs, cost.exact) == (2 * 4 * 9, False)
-
-
-def test_two_branches_of_one_cost_are_exact() -> None:
-    cost = model_cost(branches(5, 5))
-    assert (cost.macs, cost.exact) == (2 * 4 * 5, True)
 
 
 def test_a_condition_that_is_known_leaves_one_branch() -> None:
@@ -320,3 +289,11 @@ def test_resnet_50_has_the_multiply_adds_everyone_counts() -> None:
     cost = model_cost(onnx.load(path))
     assert cost.exact
     assert round(cost.macs / 1e9, 2) == 4.09
+
+
+def test_standard_attention_is_scores_and_weighted_sum() -> None:
+    made = node("Attention", ["q", "k", "v"], ["y"])
+    cost = single(made, {"q": [2, 4, 10, 8], "k": [2, 4, 12, 8], "v": [2, 4, 12, 6]}, None, opset=23)
+    scores = 2 * 4 * 10 * 12
+    assert (cost.macs, cost.exact) == (scores * (8 + 6), True)
+    assert cost.flops == 2 * cost.macs + 6 * scores

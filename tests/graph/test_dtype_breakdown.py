@@ -74,16 +74,6 @@ def test_a_plain_graph_computes_in_its_own_type(kind: str, name: str) -> None:
     assert main_precision(index_of(proto)) == name
 
 
-def test_bfloat16_is_bf16() -> None:
-    elem = TensorProto.BFLOAT16
-    proto = model(
-        [node("MatMul", ["x", "w"], ["y"])],
-        [value("x", ["batch", 4], elem)], [value("y", ["batch", 4], elem)],
-        [helper.make_tensor("w", elem, [4, 4], bytes(32), raw=True)],
-    )  # fmt: skip
-    assert main_precision(index_of(proto)) == "bf16"
-
-
 @pytest.mark.parametrize(("kind", "name"), [("int8", "int8"), ("uint8", "int8"), ("fp8", "fp8"), ("int4", "int4")])
 @pytest.mark.parametrize("through", [False, True])
 def test_an_operator_behind_dequantize_counts_as_the_quantized_type(kind: str, name: str, through: bool) -> None:
@@ -93,11 +83,6 @@ def test_an_operator_behind_dequantize_counts_as_the_quantized_type(kind: str, n
     assert main_precision(index_of(proto)) == name
 
 
-def test_weights_of_four_bits_alone_count_as_their_type() -> None:
-    found = dtype_shares(index_of(quantized(NUMBERS["int4"], weights_only=True)))
-    assert (found["int4"].macs, found["int4"].parameters) == (1.0, 1.0)
-
-
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_weights_of_eight_bits_alone_leave_the_layer_in_floating_point(kind: str) -> None:
     proto = quantized(NUMBERS[kind], weights_only=True)
@@ -105,14 +90,6 @@ def test_weights_of_eight_bits_alone_leave_the_layer_in_floating_point(kind: str
     assert found["fp32"].macs == 1.0
     assert (found[kind].macs, found[kind].parameters) == (0.0, 1.0)
     assert [layer.mixed_dtype for layer in compute_layers(proto)] == [f"only its second input is {kind}"]
-
-
-def test_quantized_activations_alone_leave_the_layer_in_floating_point() -> None:
-    proto = quantized(NUMBERS["int8"])
-    proto.graph.node[-1].input[1] = "plain"
-    proto.graph.initializer.append(weight("plain", 64, 64))
-    assert main_precision(index_of(proto)) == "fp32"
-    assert [layer.mixed_dtype for layer in compute_layers(proto)] == ["only its first input is int8"]
 
 
 def test_a_pair_in_front_of_another_operator_does_not_quantize_what_follows() -> None:
@@ -133,14 +110,6 @@ def test_a_pair_in_front_of_what_changes_no_value_quantizes_what_follows(op: str
     proto.graph.node.insert(at, node(op, ["xd", *ends], ["after"], **({"perm": [0, 1]} if op == "Transpose" else {})))
     proto.graph.node[-1].input[0] = "after"
     assert {layer.step.node.op_type: layer.dtype for layer in compute_layers(proto)}["MatMul"] == "int8"
-
-
-def test_a_product_of_two_activations_needs_both_quantized() -> None:
-    proto = quantized(NUMBERS["int8"])
-    proto.graph.node[-1].input[1] = "x"
-    assert main_precision(index_of(proto)) == "fp32"
-    proto.graph.node[-1].input[1] = "xd"
-    assert main_precision(index_of(proto)) == "int8"
 
 
 @pytest.mark.parametrize(("kind", "computes"), [("int8", "fp32"), ("fp8", "fp32"), ("int4", "int4")])
@@ -194,15 +163,6 @@ def test_shape_arithmetic_and_casts_are_no_layers() -> None:
     assert main_precision(index_of(empty)) is None
 
 
-def test_shares_sum_to_one() -> None:
-    proto = quantized(NUMBERS["int8"])
-    proto.graph.node[-1].output[0] = "h"
-    proto.graph.node.append(node("Sigmoid", ["h"], ["y"]))
-    found = dtype_shares(index_of(proto)).values()
-    for share in ("layers", "parameters", "macs"):
-        assert sum(getattr(item, share) or 0 for item in found) == pytest.approx(1)
-
-
 # ------------------------------------------------------------------------------------------------ parameters
 
 
@@ -221,15 +181,6 @@ def test_a_shared_weight_counts_once() -> None:
     )  # fmt: skip
     assert count_parameters(index_of(proto)).count == 64
     assert dtype_shares(index_of(proto))["fp32"].macs == 1.0
-
-
-def test_scales_and_zero_points_are_no_parameters() -> None:
-    assert count_parameters(index_of(quantized(NUMBERS["int8"]))).count == 64 * 64
-
-
-def test_four_bit_weights_take_half_a_byte() -> None:
-    held = count_parameters(index_of(quantized(NUMBERS["int4"], weights_only=True)))
-    assert (held.count, held.nbytes) == (4096, 2048)
 
 
 def test_weights_in_constant_nodes_and_bodies_are_counted() -> None:

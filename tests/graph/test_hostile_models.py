@@ -8,6 +8,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -30,6 +31,15 @@ VERBS: dict[str, Callable[[str, str], list[str]]] = {
     "infer": lambda source, out: ["infer", source, "--random", "-o", f"{out}/y.npz"],
 }
 verbs = pytest.mark.parametrize("verb", VERBS)
+
+
+def in_turn(*cases: Any) -> list[tuple[Any, ...]]:
+    """Each case with one of the verbs, as all of them open a model by one function; the first case with every verb."""
+    rows = [case if isinstance(case, tuple) else (case,) for case in cases]
+    names = list(VERBS)
+    return [(verb, *rows[0]) for verb in names] + [(names[at % len(names)], *row) for at, row in enumerate(rows) if at]
+
+
 NBYTES = 8 * 3 * 3 * 3 * 4
 
 
@@ -175,8 +185,7 @@ LOCATIONS: dict[str, Callable[[Path, Path], str]] = {
 }
 
 
-@verbs
-@pytest.mark.parametrize("place", LOCATIONS)
+@pytest.mark.parametrize(("verb", "place"), in_turn(*LOCATIONS))
 def test_external_data_is_never_read_from_outside_the_models_folder(
     places: tuple[Path, Path, Path], watch: Watch, capsys: pytest.CaptureFixture[str], verb: str, place: str
 ) -> None:
@@ -231,11 +240,10 @@ def hidden(kind: str, location: str) -> onnx.ModelProto:
     return proto
 
 
-@verbs
 @pytest.mark.parametrize(
-    "kind",
-    ["attribute", "body", "function", "sparse", "training", "default of a function", "attribute of type INT",
-     "attribute without a type"],
+    ("verb", "kind"),
+    in_turn("attribute", "body", "function", "sparse", "training", "default of a function", "attribute of type INT",
+            "attribute without a type"),
 )  # fmt: skip
 def test_external_data_is_found_wherever_it_hides(
     places: tuple[Path, Path, Path], watch: Watch, capsys: pytest.CaptureFixture[str], verb: str, kind: str
@@ -284,13 +292,12 @@ def mistyped(kind: str) -> onnx.ModelProto:
     return proto
 
 
-@verbs
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [("tensor", "of the unknown element type 16777216"), ("tensor in an attribute", "of the unknown element type 99"),
+    ("verb", "kind", "reason"),
+    in_turn(("tensor", "of the unknown element type 16777216"), ("tensor in an attribute", "of the unknown element type 99"),
      ("attribute", "as STRING, and the operator `ConstantOfShape` (opset 20) takes TENSOR"),
      ("value", "stated as TENSOR and has a value of another type (`i`)"),
-     ("filling", "with 4 values (node `ConstantOfShape_unused`)")],
+     ("filling", "with 4 values (node `ConstantOfShape_unused`)")),
 )  # fmt: skip
 def test_an_element_or_attribute_of_a_wrong_type_is_one_error_of_every_verb(
     places: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], verb: str, kind: str, reason: str
@@ -402,8 +409,7 @@ BROKEN: dict[str, tuple[Callable[[], onnx.ModelProto], str]] = {
 }
 
 
-@verbs
-@pytest.mark.parametrize("case", BROKEN)
+@pytest.mark.parametrize(("verb", "case"), in_turn(*BROKEN))
 def test_a_graph_that_cannot_be_gone_through_is_refused(
     places: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], verb: str, case: str
 ) -> None:
@@ -442,46 +448,12 @@ def nested(depth: int) -> bytes:
     return b"\x08\x0a" + field(7, inner) + field(8, b"\x10\x14")
 
 
-def _sparse(path: Path) -> None:
-    with path.open("wb") as file:
-        file.write(models.detector().SerializeToString())
-        file.truncate(3 << 30)
-
-
-FILES: dict[str, Callable[[Path], None]] = {
-    "empty": lambda path: path.write_bytes(b"") and None,
-    "zeros": lambda path: path.write_bytes(bytes(4096)) and None,
-    "cut": lambda path: path.write_bytes(models.detector().SerializeToString()[:-40]) and None,
-    "three gigabytes, sparse": _sparse,
-    "pipe": lambda path: os.mkfifo(path),
-    "folder": lambda path: path.mkdir(),
-    "device": lambda path: path.symlink_to("/dev/zero"),
-    "link to itself": lambda path: path.symlink_to(path.name),
-    "nested five thousand deep": lambda path: path.write_bytes(nested(5000)) and None,
-    "length beyond the file": lambda path: path.write_bytes(b"\x08\x0a\x3a\xff\xff\xff\xff\x07abc") and None,
-    "a passport alone": lambda path: path.write_text('{"schema": "x"}') and None,
-}
-
-
-@verbs
-@pytest.mark.parametrize("case", FILES)
-def test_a_file_that_is_no_whole_model_is_refused(
-    places: tuple[Path, Path, Path], capsys: pytest.CaptureFixture[str], verb: str, case: str
-) -> None:
-    folder, _, out = places
-    path = folder / "model.onnx"
-    FILES[case](path)
-    if case == "folder" and verb == "inspect":
-        pytest.skip("a folder is what `inspect` reads as a run folder or a bundle")
-    no_file = verb == "infer" and case in ("pipe", "device")  # taken for an engine without a passport, unopened
-    refuse(verb, path, out, capsys, expected=10 if no_file else 4)
-
-
 # ------------------------------------------------------------------------------------------------ names
 
 
-@pytest.mark.parametrize("name", ["../../evil", "/tmp/evil", "a/b", "..", "evil\n", "a\\..\\b", "C:evil"])
-@verbs
+@pytest.mark.parametrize(
+    ("verb", "name"), in_turn("../../evil", "/tmp/evil", "a/b", "..", "evil\n", "a\\..\\b", "C:evil")
+)
 def test_names_never_become_places(
     places: tuple[Path, Path, Path], watch: Watch, capsys: pytest.CaptureFixture[str], verb: str, name: str
 ) -> None:

@@ -13,7 +13,7 @@ from trt_engine.config.profiles import profile_for
 from trt_engine.errors import ShapeError
 from trt_engine.graph.lint import lint_model
 from trt_engine.graph.load import open_graph
-from trt_engine.sizing.deepstream import nvinfer_config
+from trt_engine.verbs.nvinfer_keys import nvinfer_config
 
 NCHW = {
     "conv": "y = Conv(x, w)",

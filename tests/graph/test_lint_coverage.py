@@ -155,17 +155,6 @@ def test_equal_on_booleans_is_what_integer_division_was_and_the_hint_says_so(tmp
     assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.4"))
 
 
-def test_an_operator_of_a_later_release_names_it(tmp_path: Path) -> None:
-    proto = one("BlackmanWindow", [ints("size", 8)], names=["size"])
-    proto = model(
-        [node("BlackmanWindow", ["n"], ["w"], name="the_node"), node("Add", ["x", "w"], ["y"])],
-        [value("x", ["batch", 8])], [value("y", ["batch", 8])],
-        [numpy_helper.from_array(np.array(8, np.int64), "n")],
-    )  # fmt: skip
-    assert "from 10.4 on" in codes(linted(proto, tmp_path, tensorrt="10.3"))["tensorrt-too-old"].message
-    assert "tensorrt-too-old" not in codes(linted(proto, tmp_path, tensorrt="10.4"))
-
-
 def scalar(name: str, number: Any) -> TensorProto:
     return numpy_helper.from_array(np.asarray(number), name)
 
@@ -286,22 +275,6 @@ def test_a_broken_rule_of_the_parser_is_said_and_a_kept_one_is_not(
     assert "limited-in-tensorrt" not in codes(linted(clean, tmp_path))
 
 
-def test_grid_sample_of_rank_five_came_with_a_release(tmp_path: Path) -> None:
-    proto = model(
-        [node("GridSample", ["x", "g"], ["y"])],
-        [value("x", ["batch", 3, 4, 8, 8]), value("g", ["batch", 4, 8, 8, 3])],
-        [value("y", ["batch", 3, 4, 8, 8])],
-    )
-    assert "5 dimensions" in codes(linted(proto, tmp_path, tensorrt="10.16"))["limited-in-tensorrt"].message
-    assert "limited-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.2"))
-
-
-def test_a_type_the_list_does_not_have_is_said(tmp_path: Path) -> None:
-    proto = one("Transpose", kind=UINT8, perm=[0, 2, 3, 1])
-    assert "uint8" in codes(linted(proto, tmp_path))["type-not-in-tensorrt"].message
-    assert "type-not-in-tensorrt" not in codes(linted(one("Transpose", perm=[0, 2, 3, 1]), tmp_path))
-
-
 NOT_TYPES = {
     "its output is float8e5m2": one("Cast", to=TensorProto.FLOAT8E5M2),
     "the input `x` is uint16": one("Cast", kind=TensorProto.UINT16, to=FLOAT),
@@ -326,17 +299,6 @@ def test_a_type_tensorrt_lacks_is_found_at_casts_and_at_the_edges(tmp_path: Path
 def test_a_cast_to_a_type_of_tensorrt_at_an_output_is_taken(tmp_path: Path, kind: int) -> None:
     proto = one("Cast", to=kind)
     proto.graph.output[0].type.tensor_type.elem_type = kind
-    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path))
-
-
-def test_int8_arithmetic_is_taken_since_the_release_of_which_it_is_known(tmp_path: Path) -> None:
-    proto = one("Mul", names=["x", "x"], kind=TensorProto.INT8)
-    assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path, tensorrt="11.4"))
-    assert "int8" in codes(linted(proto, tmp_path, tensorrt="10.16"))["type-not-in-tensorrt"].message
-
-
-def test_the_size_of_a_window_is_an_integer(tmp_path: Path) -> None:
-    proto = model([node("HannWindow", ["n"], ["y"])], [value("n", [], INT64)], [value("y", ["w"])])
     assert "type-not-in-tensorrt" not in codes(linted(proto, tmp_path))
 
 
@@ -368,21 +330,6 @@ def test_tensorrt_rtx_converts_narrow_types_in_qdq_pairs_alone(tmp_path: Path) -
     found = codes(linted(proto, tmp_path, target="tensorrt-rtx"))
     assert "float8e4m3fn in Q/DQ pairs" in found["no-tensorrt-kernel"].message
     assert "type-not-in-tensorrt" not in found
-
-
-def test_attention_in_16_bits_has_kernels_in_tensorrt_rtx(tmp_path: Path) -> None:
-    half = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23)
-    assert "no-tensorrt-kernel" not in codes(linted(half, tmp_path, target="tensorrt-rtx"))
-    narrow = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23, shape=[1, 4, 16, 8])
-    found = codes(linted(narrow, tmp_path, target="tensorrt-rtx"))
-    assert "8 channels" in found["no-tensorrt-kernel"].message
-
-
-def test_a_plugin_is_no_gap_of_the_parser(tmp_path: Path) -> None:
-    report = linted(models.unpicked("EfficientNMS_TRT"), tmp_path)
-    row = next(row for row in report.operators if row.op == "EfficientNMS_TRT")
-    assert (row.tensorrt, row.cpu, row.cuda) == ("plugin", "no", "no")
-    assert "not-in-tensorrt" not in codes(report)
 
 
 # ------------------------------------------------------------------------------------------------ ONNX Runtime
@@ -452,3 +399,11 @@ def test_tensorrts_operators_are_errors_for_onnxruntime_and_nothing_for_tensorrt
     assert codes(linted(proto, tmp_path))["tensorrt-only-operator"].severity == "warning"
     assert codes(linted(proto, tmp_path, target="onnxruntime"))["tensorrt-only-operator"].severity == "error"
     assert "tensorrt-only-operator" not in codes(linted(proto, tmp_path, target="tensorrt"))
+
+
+def test_attention_in_16_bits_has_kernels_in_tensorrt_rtx(tmp_path: Path) -> None:
+    half = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23)
+    assert "no-tensorrt-kernel" not in codes(linted(half, tmp_path, target="tensorrt-rtx"))
+    narrow = one("Attention", names=["x", "x", "x"], kind=HALF, opset=23, shape=[1, 4, 16, 8])
+    found = codes(linted(narrow, tmp_path, target="tensorrt-rtx"))
+    assert "8 channels" in found["no-tensorrt-kernel"].message

@@ -29,15 +29,6 @@ def test_inputs_weights_and_outputs_are_counted_each_once() -> None:
     assert traffic(helper.make_node("Relu", ["x"], ["y"]), elem=TensorProto.FLOAT16) == [2 * 48]
 
 
-def test_what_only_renames_memory_moves_nothing() -> None:
-    assert traffic(helper.make_node("Flatten", ["x"], ["y"])) == [0]
-    assert traffic(helper.make_node("Shape", ["x"], ["y"])) == [0]
-
-
-def test_picking_rows_reads_those_rows_and_not_the_table() -> None:
-    assert traffic(helper.make_node("Gather", ["x", "rows"], ["y"])) == [4 * 12 + 4 * 12 + 2 * 8]
-
-
 @pytest.mark.parametrize(("elem", "nbytes"), [(TensorProto.INT4, 24), (TensorProto.BFLOAT16, 96)])
 def test_small_types_are_counted_as_they_are_packed(elem: int, nbytes: int) -> None:
     assert traffic(helper.make_node("Transpose", ["x"], ["y"]), elem=elem, opset=21) == [nbytes]

@@ -26,12 +26,12 @@ from trt_engine.conversion.simplify import simplify
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
 from trt_engine.graph.load import open_model, read_proto
-from trt_engine.graph.module_paths import KEY, ModulePaths, carry_module_paths, module_of, name_module
+from trt_engine.graph.module_paths import KEY, module_of
 from trt_engine.graph.static_shapes import set_static_shapes
 from trt_engine.precision.emulate import emulate
 from trt_engine.precision.quantize_model import quantize
-from trt_engine.profiling.diff import diff
 from trt_engine.profiling.layer_profile import profile_layers
+from trt_engine.verbs.diff.run import diff
 
 LAYERS = ["layer1.0.conv1", "layer1.0.conv2", "head.proj", "fc"]
 """What multiplies, in the order of the graph."""
@@ -167,26 +167,6 @@ def test_a_convolution_that_the_exporter_fused_with_its_normalisation_has_the_pa
     assert module_of(node) == "layer2.0.conv1"
 
 
-def test_a_wrapper_and_the_number_of_a_second_call_are_taken_off() -> None:
-    node = NodeProto(op_type="Relu", name="/source/layer1/layer1.0/relu_1/Relu")
-    name_module(node, "source", {"layer1", "layer1.0", "layer1.0.relu"})
-    assert module_of(node) == "layer1.0.relu"
-    node = NodeProto(op_type="Relu", name="/relu_1/Relu")
-    name_module(node, "source", {"relu", "relu_1"})
-    assert module_of(node) == "relu_1"
-
-
-def test_a_layer_made_of_several_nodes_has_the_path_of_what_multiplies_in_it(tmp_path: Path) -> None:
-    paths = ModulePaths(read_proto(net(tmp_path / "net.onnx")))
-    assert paths.path_of("node_Conv_2", "node_BatchNormalization_3", "node_Relu_5") == "layer1.0.conv2"
-    assert paths.path_of("node_Add_4", "node_Relu_5") == "layer1.0"
-    assert paths.path_of("node_Conv_0", "node_Conv_2") == "layer1.0"
-    assert paths.path_of("node_Conv_0", "node_Gemm_11") is None  # the whole network in one layer
-    assert paths.path_of("node_GlobalAveragePool_6", "nobody") is None
-    assert paths.path_of("node_of_getitem") == "layer1.0.conv1"  # TensorRT's name of a node without one
-    assert paths.path_of("getitem_3") == "layer1.0.bn2" and paths.path_of("fc.weight") == "fc"
-
-
 # ------------------------------------------------------------------------------------------------ rewrites
 
 
@@ -247,23 +227,6 @@ def test_a_normalisation_that_onnxslim_fuses_leaves_the_path_of_the_convolution(
 def test_a_cast_from_an_old_opset_keeps_the_paths(to: str, tmp_path: Path) -> None:
     te.cast(net(tmp_path / "net.onnx", opset=11, ir_version=6), to, out=tmp_path / "out.onnx")
     assert multiplying(tmp_path / "out.onnx") == LAYERS
-
-
-def test_what_is_put_in_has_the_path_of_the_layer_it_serves(tmp_path: Path) -> None:
-    quantized(net(tmp_path / "net.onnx"), tmp_path / "out.onnx", "int8")
-    graph = read_proto(tmp_path / "out.onnx").graph
-    by_output = {node.output[0]: node for node in graph.node}
-    conv = next(node for node in graph.node if module_of(node) == "layer1.0.conv2" and node.op_type == "Conv")
-    put_in = [by_output[name] for name in conv.input if name in by_output]
-    assert {(node.op_type, module_of(node)) for node in put_in} == {("DequantizeLinear", "layer1.0.conv2")}
-
-
-def test_a_model_without_paths_stays_without_them(tmp_path: Path) -> None:
-    path = net(tmp_path / "net.onnx", told=False)
-    proto = read_proto(path)
-    assert not carry_module_paths(proto, read_proto(path)) and proto == read_proto(path)
-    te.cast(path, "fp16", out=tmp_path / "out.onnx")
-    assert not any(node.metadata_props for node in read_proto(tmp_path / "out.onnx").graph.node)
 
 
 @pytest.mark.parametrize(("ir_version", "opset"), [(6, 11), (8, 17), (9, 20), (10, 21), (11, 23)])

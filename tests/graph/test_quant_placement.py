@@ -66,10 +66,6 @@ class Net:
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def ends(net: Net, *names: str) -> tuple[str, ...]:
-    return names
-
-
 def residual(net: Net, kind: type, zero: int) -> str:
     start = net.pair("x", kind, zero)
     first = net.pair(net.conv(start), kind, zero)
@@ -92,10 +88,6 @@ def clipped(net: Net, scale: float) -> str:
     return net.pair(clip, U8, 0, scale)
 
 
-def gemm(net: Net, *bias: str) -> str:
-    return net.node("Gemm", net.pair("x", U8, 128), net.weight(8, 8), *bias, transB=1)
-
-
 def through(net: Net, op: str, *more: Any, **given: Any) -> str:
     moved = net.node(op, net.conv(net.pair("x", U8, 128)), *map(net.const, more), **given)
     return net.pair(moved, U8, 128)
@@ -116,7 +108,6 @@ def clip_behind(net: Net, layer: str, clip: str, behind: str) -> str | tuple[str
     return {"and an end": (last, end), "and the layer an end": (made, end)}.get(behind, end)
 
 
-SILU = "silu"
 NETS: dict[str, Callable[[Net], str | tuple[str, ...]]] = {
     **{
         f"{kind.__name__} {zero}: {name}": (lambda net, make=make, kind=kind, zero=zero: make(net, kind, zero))
@@ -192,20 +183,6 @@ def test_what_the_cpu_takes_is_what_onnx_runtime_fuses(name: str, tmp_path: Path
     assert sum(fit.reasons.values()) == fit.layers - fit.supported_layers
 
 
-@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="which signed pairs are taken differs on ARM")
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("closed", [False, True])
-def test_a_gemm_wants_its_bias_or_its_result_quantised(biased: bool, closed: bool, tmp_path: Path) -> None:
-    net = Net()
-    result = gemm(net, *([net.const(np.ones(8, np.float32))] if biased else []))
-    proto = net.model(net.pair(result, U8, 128) if closed else result, shape=(4, 8))
-
-    fit = QuantizedGraph(index_of(proto)).coverage("onnxruntime-cpu")
-
-    assert (fit.supported_layers, 1) == fused_by_onnxruntime(proto, tmp_path)
-    assert fit.reasons == ({"bias and result not quantised": 1} if biased and not closed else {})
-
-
 # ------------------------------------------------------------------------------------------------ whole models
 
 
@@ -277,31 +254,6 @@ def test_signed_pairs_with_quantised_results_suit_neither_whole(made: Callable[[
 
     assert placed.coverage("tensorrt").reasons == {"zero points other than 0": 16}
     assert placed.report().style == "S8 asymmetric, results quantised"
-
-
-def test_weights_alone_are_no_matter_of_a_target(made: Callable[[str], ModelProto]) -> None:
-    net = Net()
-    alone = net.model(net.conv("x"))
-    for proto, style in ((alone, "S8 weights alone"), (made("int4"), "INT4 weights alone")):
-        placed = QuantizedGraph(index_of(proto))
-
-        assert placed.weights_alone and placed.style == style
-        assert all(placed.mismatch(target) is None for target in ("tensorrt", "onnxruntime-cpu", "onnxruntime-cuda"))
-
-
-def test_a_plain_graph_has_no_placement(made: Callable[[str], ModelProto]) -> None:
-    assert not QuantizedGraph(index_of(made("plain")))
-
-
-def test_a_graph_quantised_in_part_is_judged_by_that_part() -> None:
-    net = Net()
-    first = net.pair(net.conv(net.pair("x", U8, 128)), U8, 128)
-    plain = net.node("Conv", first, net.const(np.ones((8, 8, 1, 1), np.float32)))
-    last = net.conv(net.pair(plain, U8, 128))
-
-    fit = QuantizedGraph(index_of(net.model(last))).coverage("onnxruntime-cpu")
-
-    assert fit.reasons == {"result not quantised": 1} and (fit.supported_layers, fit.layers) == (1, 2)
 
 
 def test_the_sentence_names_both_libraries_and_every_reason(made: Callable[[str], ModelProto]) -> None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import onnx
-import pytest
 from onnx import ModelProto, TensorProto, helper
 
 from trt_engine.graph import walk
@@ -139,25 +137,6 @@ def test_one_refused_node_deep_in_a_chain_is_found_alone() -> None:
     onnx.checker.check_model(best)
 
 
-def test_a_named_node_is_tried_first() -> None:
-    search = Reduction(chain(200, {137: "Bernoulli"}), has("Bernoulli"))
-    search.run([137])
-    assert (search.nodes, search.probes) == (1, 1)
-
-
-def test_a_name_that_leads_nowhere_costs_a_few_candidates_and_no_result() -> None:
-    search = Reduction(chain(50, {20: "Bernoulli"}), has("Bernoulli"))
-    search.run([44])
-    assert search.nodes == 1
-
-
-def test_two_nodes_that_are_refused_together_are_both_kept_and_nothing_else() -> None:
-    search = Reduction(chain(60, {7: "Abs", 51: "Neg"}), has("Abs", "Neg"))
-    best = search.run([7])
-    assert best is not None and [item.op_type for item in best.graph.node] == ["Abs", "Neg"]
-    assert search.complete
-
-
 def test_the_candidates_are_bounded_and_the_smallest_part_until_then_is_given() -> None:
     asked = []
 
@@ -170,25 +149,6 @@ def test_the_candidates_are_bounded_and_the_smallest_part_until_then_is_given() 
     assert best is not None and has("Abs", "Neg")(best)
     assert len(asked) == search.probes == 9
     assert not search.complete and 2 < search.nodes < 60
-
-
-def test_a_whole_graph_that_is_not_refused_as_a_part_gives_nothing() -> None:
-    search = Reduction(chain(5), lambda part: False)
-    assert search.run([2]) is None
-    assert search.nodes == search.of == 5
-
-
-def test_ctrl_c_leaves_the_smallest_part_until_then() -> None:
-    def refused(part: ModelProto) -> bool:
-        if search.probes == 6:
-            raise KeyboardInterrupt
-        return has("Bernoulli")(part)
-
-    search = Reduction(chain(100, {60: "Bernoulli"}), refused)
-    with pytest.raises(KeyboardInterrupt):
-        search.run()
-    assert search.best is not None and has("Bernoulli")(search.best)
-    assert 1 < search.nodes < 100
 
 
 def test_a_node_in_a_branch_is_found_alone() -> None:
@@ -244,17 +204,3 @@ def test_a_node_in_a_local_function_is_found_alone() -> None:
     best = search.run()
     assert best is not None and [item.op_type for item in best.graph.node] == ["Bernoulli"]
     assert not best.functions and search.of == 4
-
-
-def test_large_weights_are_not_copied_into_parts_that_do_not_read_them() -> None:
-    sizes = []
-
-    def refused(part: ModelProto) -> bool:
-        sizes.append(part.ByteSize())
-        return has("Bernoulli")(part)
-
-    proto = chain(8, {6: "Bernoulli"})
-    proto.graph.node[0].CopyFrom(node("Mul", ["x", "big"], ["t0"], name="n0"))
-    proto.graph.initializer.append(onnx.numpy_helper.from_array(np.zeros((64, 3, 4, 4), np.float32), "big"))
-    Reduction(proto, refused).run()
-    assert sizes[-1] < 500 < 10_000 < sizes[0]

@@ -13,7 +13,7 @@ from onnx import FunctionProto, TensorProto, helper, numpy_helper
 
 from trt_engine import limits
 from trt_engine.errors import ModelError
-from trt_engine.graph.load import open_model, read_proto
+from trt_engine.graph.load import open_model
 from trt_engine.graph.shape_inference import trace
 
 from . import models
@@ -345,25 +345,6 @@ def test_weights_that_are_stored_small_and_computed_large_are_let_in(tmp_path: P
     assert open_model(models.save(proto, tmp_path))
 
 
-def test_a_choice_between_two_numbers_for_a_dynamic_mask_is_let_in(tmp_path: Path) -> None:
-    nodes = [
-        node("NonZero", ["many"], ["row"]), node("Cast", ["row"], ["c"], to=TensorProto.BOOL),
-        node("Where", ["c", "one", "two"], ["giant"]),
-    ]  # fmt: skip
-    stored = [ones("many", 1 << 13), number("one", 1), number("two", 2)]
-    assert open_model(models.save(summed(nodes, stored), tmp_path))
-
-
-def test_masks_of_a_dynamic_length_are_let_in(tmp_path: Path) -> None:
-    """The size of what is computed follows an input whose sizes are open: the caller's own."""
-    nodes = [
-        node("Shape", ["ids"], ["s"]), node("Concat", ["s", "s"], ["both"], axis=0),
-        node("Expand", ["far", "both"], ["full"]), node("ReduceSum", ["full"], ["y"], keepdims=0),
-    ]  # fmt: skip
-    proto = model(nodes, [value("ids", ["n"], INT64)], [value("y", [])], [ones("far", 1, 1)])
-    assert open_model(models.save(proto, tmp_path))
-
-
 def test_values_that_are_followed_take_bounded_memory() -> None:
     count = 3000
     nodes = [node("ConstantOfShape", ["n"], ["t0"], value=ints("", 1))]
@@ -408,17 +389,6 @@ def test_vectors_that_are_large_are_not_followed_by_onnx(tmp_path: Path, monkeyp
 
 
 # ------------------------------------------------------------------------------------------------ the file itself
-
-
-def test_a_sparse_giant_is_refused_before_it_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = models.detector().SerializeToString()
-    for start in (b"", whole):
-        path = tmp_path / "model.onnx"
-        with path.open("wb") as file:
-            file.write(start)
-            file.truncate((2 << 30) - 1)
-        with pytest.raises(ModelError, match="2147483647 bytes"):
-            read_proto(path)
 
 
 def test_a_large_file_that_is_whole_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -200,3 +200,65 @@ def test_a_conflict_that_plain_onnx_runtime_does_not_have_is_not_reported(
     for rows, conflicts in ((17, False), (5, True)):
         found = te.lint(models.save(proto, tmp_path), shapes=f"x:1x64x1,w:{rows}x2", support_from="static").findings
         assert any(item.code == "shape-conflict" for item in found) == conflicts
+
+
+_WEIGHTED = {  # operator -> attributes, shapes of its inputs
+    "Conv": ({"group": 2, "kernel_shape": [3, 3]}, [(1, 4, 8, 8), (6, 2, 3, 3), (6,)]),
+    "ConvTranspose": ({"group": 2}, [(1, 4, 8, 8), (4, 3, 3, 3), (6,)]),
+    "BatchNormalization": ({}, [(1, 4, 8), (4,), (4,), (4,), (4,)]),
+    "InstanceNormalization": ({}, [(1, 4, 8), (4,), (4,)]),
+    "Gemm": ({"transB": 1}, [(2, 4), (3, 4)]),
+    "LSTM": ({"hidden_size": 3}, [(5, 1, 4), (1, 12, 4), (1, 12, 3)]),
+    "GRU": ({"hidden_size": 3}, [(5, 1, 4), (1, 9, 4), (1, 9, 3)]),
+    "RNN": ({"hidden_size": 3}, [(5, 1, 4), (1, 3, 4), (1, 3, 3)]),
+}
+
+
+@pytest.mark.parametrize("operator", _WEIGHTED)
+def test_weights_that_are_not_for_their_data_are_a_conflict_exactly_where_onnx_runtime_refuses_them(
+    operator: str, tmp_path: Path
+) -> None:
+    given, shapes = _WEIGHTED[operator]
+    random, wrong = np.random.default_rng(0), []
+    for at, axis in [(0, None), *((at, axis) for at, sizes in enumerate(shapes) for axis in range(len(sizes)))]:
+        changed = [list(sizes) for sizes in shapes]
+        if axis is not None:
+            changed[at][axis] += 1
+        arrays = [random.random(sizes, np.float32) for sizes in changed]
+        weights = [onnx.numpy_helper.from_array(array, f"w{i}") for i, array in enumerate(arrays) if i]
+        data = helper.make_tensor_value_info("x", TensorProto.FLOAT, changed[0])
+        node = helper.make_node(operator, ["x", *(item.name for item in weights)], ["y"], "node", **given)
+        graph = helper.make_graph(
+            [node], "g", [data], [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)], weights
+        )
+        proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+        path = models.save(proto, tmp_path)
+        try:
+            ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": arrays[0]})
+            runs = True
+        except Exception:
+            runs = False
+        found = {item.code for item in te.lint(path, support_from="static").findings}
+        if ("shape-conflict" not in found) != runs:
+            wrong.append((at, axis, runs, found))
+    assert not wrong
+
+
+@pytest.mark.parametrize("place", ["between nodes", "output"])
+@pytest.mark.parametrize("kind", [TensorProto.FLOAT, TensorProto.INT64, TensorProto.FLOAT16])
+def test_a_result_declared_in_another_type_is_wrong_exactly_where_onnx_runtime_refuses_it(
+    place: str, kind: int, tmp_path: Path
+) -> None:
+    data = helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 4])
+    between, made = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4]) for name in ("t", "y"))
+    (between if place == "between nodes" else made).type.tensor_type.elem_type = kind
+    nodes = [helper.make_node("Relu", ["x"], ["t"]), helper.make_node("Abs", ["t"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [data], [made], value_info=[between])
+    path = models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path)
+    try:
+        ort.InferenceSession(path, providers=["CPUExecutionProvider"])
+        runs = True
+    except Exception:
+        runs = False
+    found = {item.code for item in te.lint(path, support_from="static").findings}
+    assert ("wrong-type" not in found) == runs == (kind == TensorProto.FLOAT)

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trt_engine.config.loadtest import LoadtestConfig
 from trt_engine.errors import UsageError
-from trt_engine.load_testing.arrivals import arrival_times, read_arrivals
-from trt_engine.load_testing.loadtest import load_timing
+from trt_engine.verbs.loadtest.arrivals import arrival_times, read_arrivals
+from trt_engine.verbs.loadtest.config import LoadtestConfig
+from trt_engine.verbs.loadtest.run import load_timing
 
 
 @pytest.mark.parametrize("kind", ["poisson", "constant", "bursts"])
@@ -24,10 +24,6 @@ def test_arrivals_come_at_the_rate_in_order_within_the_time(kind) -> None:
 def test_poisson_gaps_have_the_spread_of_independent_clients() -> None:
     gaps = np.diff(arrival_times("poisson", 500.0, 60.0, seed=3))
     assert np.std(gaps) / np.mean(gaps) == pytest.approx(1, abs=0.05)  # exponential: deviation equals mean
-
-
-def test_constant_gaps_are_equal() -> None:
-    assert arrival_times("constant", 4.0, 1.0).tolist() == [0, 0.25, 0.5, 0.75]
 
 
 def test_bursts_come_together() -> None:
@@ -88,8 +84,3 @@ def test_the_first_seconds_of_a_recording_can_be_its_warmup(tmp_path: Path) -> N
     for settings in ({"warmup_s": 9.5}, {"warmup_s": 4.5, "duration_s": 0.2}):
         with pytest.raises(UsageError, match="no request between"):
             timing(**settings)
-
-
-def test_a_missing_recording_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UsageError):
-        read_arrivals(tmp_path / "none.txt")

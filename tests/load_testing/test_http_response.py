@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trt_engine.load_testing.http_response import MAX_HEAD_BYTES, BadResponse, ResponseReader
+from trt_engine.verbs.loadtest.http_response import MAX_HEAD_BYTES, BadResponse, ResponseReader
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-A: b\r\n\r\nhello"
 CHUNKED = (

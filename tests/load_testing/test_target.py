@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from trt_engine.errors import UsageError
-from trt_engine.load_testing.target import is_url, parse_target, read_token, tls_context
+from trt_engine.verbs.loadtest.target import is_url, parse_target, read_token
 
 
 @pytest.mark.parametrize(
@@ -46,13 +46,6 @@ def test_a_password_in_a_url_is_refused_and_not_repeated() -> None:
     assert "secret" not in str(caught.value)
 
 
-def test_a_model_is_named_once() -> None:
-    assert parse_target("http://host", "net", "2").model_path() == "/v2/models/net/versions/2"
-    assert parse_target("http://host/v2/models/net", "net", None).model == "net"
-    with pytest.raises(UsageError, match="names the model `net`"):
-        parse_target("http://host/v2/models/net", "other", None)
-
-
 def test_a_token_is_one_word_of_a_file(tmp_path: Path) -> None:
     (tmp_path / "good").write_text("abc.def\n")
     assert read_token(tmp_path / "good") == "abc.def" and read_token(None) is None
@@ -60,16 +53,6 @@ def test_a_token_is_one_word_of_a_file(tmp_path: Path) -> None:
         (tmp_path / "bad").write_text(text)
         with pytest.raises(UsageError):
             read_token(tmp_path / "bad")
-
-
-def test_certificates_are_for_tls(tmp_path: Path) -> None:
-    plain, secure = parse_target("http://host", None, None), parse_target("https://host", None, None)
-    assert tls_context(plain, None) is None and tls_context(secure, None) is not None
-    with pytest.raises(UsageError, match="is for https"):
-        tls_context(plain, tmp_path)
-    (tmp_path / "not.pem").write_text("nothing")
-    with pytest.raises(UsageError, match="certificates"):
-        tls_context(secure, tmp_path / "not.pem")
 
 
 @pytest.mark.parametrize("text", ["localhost:8000", "10.0.0.1:8000/v2/models/net", "[::1]:8000"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,8 @@ import jsonschema
 import pytest
 
 import trt_engine as te
-from load_testing.v2_server import Request, V2Server, answer
+from load_testing.v2_server import V2Server
 from onnx_models import conv_net
-from patience import PATIENT_COMMAND, until
 from trt_engine.cli.main import run
 from trt_engine.reporting.run_records import RunRecords
 
@@ -55,23 +53,6 @@ def test_the_document_has_every_sample(server: V2Server, capsys: pytest.CaptureF
     assert list(record.latency_ms) == found["latency_ms"]
 
 
-def test_a_dry_run_sends_nothing(server: V2Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    args = ["loadtest", server.url, "--dry-run", "--json", "-o", str(tmp_path / "out")]
-    assert run([*args, "--rate", "5"]) == 0
-    found = document(capsys)
-    assert found["load"] == "Poisson arrivals at 5 requests/s" and found["request_bytes"] > 0
-    assert run(["loadtest", server.url, "--dry-run", "--find-rate", "p99:9ms"]) == 0
-    assert "search for the highest rate within p99:9ms" in capsys.readouterr().out
-    model = conv_net(tmp_path / "net.onnx")
-    assert run(["loadtest", str(model), "--dry-run"]) == 0
-    assert "would build its engine into the store first" in capsys.readouterr().out
-    assert not server.requests and not (tmp_path / "out").exists()
-
-
-async def _full(request: Request) -> bytes:
-    return answer(b"", "503 Service Unavailable")
-
-
 @pytest.mark.parametrize(
     ("args", "code"),
     [
@@ -89,37 +70,10 @@ def test_exit_codes(server: V2Server, args: list[str], code: int, capsys: pytest
     assert ("requests/s" in out) is (code in (0, 8, 12)), "a gate fails after the result is printed"
 
 
-def test_more_exit_codes(server: V2Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    server.on_infer = _full
-    assert run(["loadtest", server.url, *BRIEF]) == 13
-    assert "status 503" in capsys.readouterr().out
-    assert run(["loadtest", "http://127.0.0.1:1/v2/models/net"]) == 3
-    assert run(["loadtest", "127.0.0.1:1"]) == 2 and "`http://127.0.0.1:1`" in capsys.readouterr().err
-    assert run(["loadtest", str(tmp_path / "none.engine.onnx")]) == 4
-
-
-@pytest.mark.parametrize("processes", ["1", "2"])
-def test_ctrl_c_gives_what_was_measured(server: V2Server, tmp_path: Path, processes: str) -> None:
-    child = subprocess.Popen(
-        [*PATIENT_COMMAND, "loadtest", server.url, "--duration", "600s", "--warmup", "0s",
-         "--concurrency", "2", "--processes", processes, "--json", "-o", str(tmp_path)],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-    )  # fmt: skip
-    until(lambda: len(server.requests) > 50, "requests")
-    os.killpg(child.pid, signal.SIGINT)
-    out, error = child.communicate()
-    assert child.returncode == 130, error
-    found = json.loads(out)
-    assert found["complete"] is False and found["figures"]["requests"] > 10
-    assert b"interrupted after" in error
-    (record,) = RunRecords.open(tmp_path).loads
-    assert record.requests == found["figures"]["requests"] and not record.complete
-
-
 def test_the_report_shows_load_tests(
     server: V2Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trt_engine.load_testing.find_rate.MAX_STEPS", 4)  # rates that a busy machine keeps, too
+    monkeypatch.setattr("trt_engine.verbs.loadtest.find_rate.MAX_STEPS", 4)  # rates that a busy machine keeps, too
     te.loadtest(server.url, warmup_s=0.0, duration_s=0.2, out=tmp_path)
     te.loadtest(server.url, find_rate="p99:10s", rate=50, warmup_s=0.0, duration_s=0.5, out=tmp_path)
     run_records = RunRecords.open(tmp_path)
@@ -170,3 +124,16 @@ def test_a_terminal_has_a_live_line() -> None:
     os.close(master)
     text = shown.decode()
     assert "\r\x1b[Kload: " in text and "requests/s, p50 " in text and text.rstrip("\r\n").endswith("\x1b[K")
+
+
+def test_a_dry_run_sends_nothing(server: V2Server, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    args = ["loadtest", server.url, "--dry-run", "--json", "-o", str(tmp_path / "out")]
+    assert run([*args, "--rate", "5"]) == 0
+    found = document(capsys)
+    assert "Poisson arrivals at 5 requests/s" in found["does"] and found["settings"]["request_bytes"] > 0
+    assert run(["loadtest", server.url, "--dry-run", "--find-rate", "p99:9ms"]) == 0
+    assert "search for the highest rate within p99:9ms" in capsys.readouterr().out
+    model = conv_net(tmp_path / "net.onnx")
+    assert run(["loadtest", str(model), "--dry-run"]) == 0
+    assert f"would build the engine of {model}" in capsys.readouterr().out
+    assert not server.requests and not (tmp_path / "out").exists()

@@ -10,12 +10,11 @@ import pytest
 
 import trt_engine as te
 from migration.examples import EXAMPLES, Example
-from trt_engine.cli.trtexec_table import OPTIONS
+from trt_engine.command_line.trtexec_table import OPTIONS
 from trt_engine.errors import UsageError
-from trt_engine.migration import cpp_source, rules, shell
-from trt_engine.migration.files import file_kind
-from trt_engine.migration.source import Source
-from trtexec.stand_in import V11, write_trtexec
+from trt_engine.verbs.migrate import cpp_source, rules, shell
+from trt_engine.verbs.migrate.files import file_kind
+from trt_engine.verbs.migrate.source import Source
 
 RULES = {rule.id: rule for rule in rules.all_rules()}
 CASES = [
@@ -104,41 +103,6 @@ def test_a_mended_command_has_only_options_of_trtexec_11(example: Example, tmp_p
         if word.value.startswith("-"):
             last = OPTIONS[word.option].last
             assert last is None or last.startswith("11"), word.value
-
-
-SCRIPT = """\
-#!/bin/sh
-# engines of the release before
-trtexec --onnx=net.onnx --fp16 --saveEngine=a.plan --workspace=1024 --minShapes=x:1x3 --optShapes=x:2x3 --maxShapes=x:4x3 \\
-    --explicitBatch --useCudaGraph --noDataTransfers  # fast
-trtexec --onnx=net.onnx --buildOnly --stronglyTyped --tacticSources=-CUDNN --inputIOFormats=fp32:chw \\
-    --memPoolSize=workspace:64MiB --saveEngine=b.plan
-trtexec --loadEngine=a.plan --shapes=x:2x3 --useSpinWait --useCudaGraph --noDataTransfers --separateProfileRun --heuristic
-"""
-
-
-def test_a_mended_script_runs_with_trtexec_11(tmp_path: Path) -> None:
-    """Each command of the script is refused by the stand-in of 11 before, and accepted after: by its options."""
-    import subprocess
-
-    tool = write_trtexec(tmp_path / "bin", V11)
-    path = tmp_path / "build.sh"
-    path.write_text(SCRIPT)
-    before = list(shell.find_commands(SCRIPT))
-    report = te.migrate(path, fix=True, from_release="8.6")
-    assert {item.rule for item in report.findings} <= {"trtexec-no-effect"}
-    text = path.read_text()
-    assert "# engines of the release before" in text and "# fast" in text
-    assert "trt-engine cast net.onnx --to fp16 -o net.fp16.onnx && trtexec --onnx=net.fp16.onnx" in text
-    after = list(shell.find_commands(text))
-    assert len(before) == len(after) == 3
-    for old, new in zip(before, after, strict=True):
-        outputs = []
-        for command in (old, new):
-            words = [word.value for word in command.words]
-            done = subprocess.run([tool, *words], capture_output=True, text=True, cwd=tmp_path, check=False)
-            outputs.append("Unknown option" in done.stdout + done.stderr)
-        assert outputs == [True, False]
 
 
 def test_releases_choose_the_rules() -> None:

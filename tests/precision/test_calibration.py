@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from onnxruntime.quantization.calibrate import CalibrationMethod, create_calibra
 from small_nets import convnet, images, save
 
 import trt_engine as te
-from trt_engine.errors import FeedError, Interrupted, ModelError, UsageError
+from trt_engine.errors import FeedError, UsageError
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision.activation_probe import ActivationProbe, probed_tensors
 from trt_engine.precision.calibration import calibrate
@@ -161,24 +160,12 @@ def test_a_threshold_that_is_no_range_is_refused(net: Path) -> None:
         calibrate(net, images(1), Wrong())
 
 
-def test_weights_beside_the_model_are_found(tmp_path: Path) -> None:
-    inside, beside = convnet(tmp_path / "a.onnx"), convnet(tmp_path / "b.onnx", external=True)
-    assert (tmp_path / "b.data").exists()
-    assert calibrate(beside, images(), "minmax").amax == calibrate(inside, images(), "minmax").amax
-
-
 def test_tensors_that_are_not_there_are_refused_with_the_nearest_name(net: Path) -> None:
     with pytest.raises(UsageError) as caught:
         calibrate(net, images(), tensors=["scaledd"])
     assert "scaledd" in caught.value.message and caught.value.hint == "did you mean `scaled`?"
     with pytest.raises(UsageError, match="has no floating-point tensor `w1`"):
         calibrate(net, images(), tensors=["w1"])
-
-
-def test_a_model_that_onnxruntime_does_not_run_is_refused(tmp_path: Path) -> None:
-    path = save(tmp_path / "m.onnx", [helper.make_node("EfficientNMS_TRT", ["x"], ["y"], domain="trt")], {})
-    with pytest.raises(ModelError):
-        calibrate(path, images())
 
 
 def test_tensors_under_control_flow_reach_what_they_read_from_outside(tmp_path: Path) -> None:
@@ -255,17 +242,6 @@ def test_without_data_a_cache_of_inputs_that_were_not_preprocessed_fits_too(net:
         calibrate(net, images(), "minmax", cache=cache, preprocessing={"size": 8})
 
 
-@pytest.mark.parametrize(("name", "warned"), [("mse", 1), ("entropy", 1), ("percentile", 1), ("minmax", 0)])
-def test_an_iterator_that_can_be_gone_through_once_is_told_to_a_calibrator_of_two_passes(
-    net: Path, caplog: pytest.LogCaptureFixture, name: str, warned: int
-) -> None:
-    with caplog.at_level(logging.WARNING, "trt_engine"):
-        found = calibrate(net, iter(images()), name)
-    assert found.passes == 1 and len(found.warnings) == len(caplog.records) == warned
-    assert all("one pass" in said and "may differ" in said for said in found.warnings)
-    assert not calibrate(net, images(), name).warnings
-
-
 @pytest.mark.parametrize("content", [b"", b"{}", b"not json", b'{"schema": "trt-engine/calibration", "amax": 3}'])
 def test_a_file_that_is_no_cache_is_refused_and_kept(net: Path, tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "c.json"
@@ -275,89 +251,9 @@ def test_a_file_that_is_no_cache_is_refused_and_kept(net: Path, tmp_path: Path, 
     assert cache.read_bytes() == content
 
 
-def test_neither_data_nor_cache_is_an_error_that_names_both(net: Path, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no data to calibrate with, and no cache"):
-        calibrate(net, cache=tmp_path / "c.json")
-
-
 def test_a_function_that_preprocesses_needs_words_for_the_cache(net: Path, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a cache needs to know the preprocessing"):
         calibrate(net, tmp_path, cache=tmp_path / "c.json", preprocess=lambda path: np.zeros((3, 8, 8), np.float32))
-
-
-# ------------------------------------------------------------------------------------------------ stop and go on
-
-
-class Stops:
-    """Data that is interrupted before one of its batches, the first time."""
-
-    def __init__(self, arrays: list[Any], at: int) -> None:
-        self.arrays, self.at, self.given = arrays, at, 0
-
-    def __call__(self) -> Iterator[Any]:
-        for array in self.arrays:
-            if self.given == self.at:
-                self.given += 1
-                raise KeyboardInterrupt
-            self.given += 1
-            yield array
-
-
-@pytest.mark.parametrize("at", [3, 13, *(pytest.param(n, marks=pytest.mark.slow) for n in (12, 20))])
-@pytest.mark.parametrize("name", ["minmax", "mse", "entropy", "percentile"])
-def test_a_stopped_calibration_goes_on_and_ends_where_it_would_have(
-    net: Path, tmp_path: Path, name: str, at: int
-) -> None:
-    arrays, cache = images(12), tmp_path / "c.json"
-    whole = calibrate(net, arrays, name)
-    data = Stops(arrays, at)
-    if at < 12 or name != "minmax":
-        with pytest.raises(Interrupted):
-            calibrate(net, data, name, cache=cache)
-        assert (tmp_path / "c.json.partial").exists() and not cache.exists()
-    found = calibrate(net, data, name, cache=cache)
-    assert found.amax == whole.amax and found.min_max == whole.min_max and found.rows == 12
-    assert cache.exists() and not (tmp_path / "c.json.partial").exists()
-
-
-def test_a_killed_calibration_goes_on_from_its_last_written_state(
-    net: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Killed(Exception):
-        pass
-
-    def data(until: int) -> Iterator[Any]:
-        for index, array in enumerate(images(12)):
-            if index == until:
-                raise Killed
-            yield array
-
-    cache = tmp_path / "c.json"
-    with pytest.raises(Killed):
-        calibrate(net, lambda: data(9), "minmax", cache=cache, every=4)
-    caplog.set_level(logging.INFO, "trt_engine")
-    found = calibrate(net, lambda: data(99), "minmax", cache=cache)
-    assert "resumed after 8 batches" in caplog.text
-    assert found.amax == calibrate(net, images(12), "minmax").amax
-
-
-def test_an_unfinished_calibration_of_other_data_is_started_anew(
-    net: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    cache = tmp_path / "c.json"
-    with pytest.raises(Interrupted):
-        calibrate(net, Stops(images(12), 5), "entropy", cache=cache)
-    found = calibrate(net, images(12, seed=8), "entropy", cache=cache)
-    assert "restarted" in caplog.text
-    assert found.amax == calibrate(net, images(12, seed=8), "entropy").amax
-
-
-def test_a_damaged_unfinished_state_is_started_anew(
-    net: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    (tmp_path / "c.json.partial").write_bytes(b"half a file")
-    found = calibrate(net, images(), "minmax", cache=tmp_path / "c.json")
-    assert "cannot be read" in caplog.text and found.amax == calibrate(net, images(), "minmax").amax
 
 
 def test_progress_is_told_over_all_passes(net: Path) -> None:
@@ -451,26 +347,6 @@ def test_one_damaged_file_among_many_is_skipped_counted_and_said(
     assert "1 damaged file skipped (`0004.npy`" in found.warnings[0] and "1 damaged file" in caplog.text
 
 
-def test_one_damaged_picture_among_many_is_skipped_too(net: Path, tmp_path: Path) -> None:
-    for index in range(5):
-        (tmp_path / f"{index}.jpg").write_bytes(b"x")
-
-    def read(path: Path) -> Any:
-        if path.stem == "3":
-            raise OSError("image file is truncated")
-        return images(1)[0]
-
-    found = calibrate(net, tmp_path, "minmax", preprocess=read)
-    assert found.skipped == {"3.jpg": "image file is truncated"}
-
-
-def test_nothing_but_damaged_files_is_an_error(net: Path, tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.npy").write_bytes(b"no array")
-    with pytest.raises(FeedError, match=r"not one of 1 files could be read; the first, `a.npy`"):
-        calibrate(net, tmp_path / "data", "minmax")
-
-
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
@@ -495,15 +371,6 @@ def test_data_that_does_not_fit_is_refused_with_its_name(
     with pytest.raises(UsageError) as caught:
         calibrate(net, folder, "minmax")
     assert said in caught.value.message and caught.value.hint
-
-
-def test_a_folder_that_is_not_there_is_said(net: Path, tmp_path: Path) -> None:
-    with pytest.raises(FeedError, match="no such file or folder"):
-        calibrate(net, tmp_path / "nowhere")
-    with pytest.raises(UsageError, match="samples cannot come from a int"):
-        calibrate(net, 3)
-    with pytest.raises(FeedError, match="the data has no batches"):
-        calibrate(net, iter([]))
 
 
 def test_a_calibrator_nobody_knows_is_refused(net: Path) -> None:

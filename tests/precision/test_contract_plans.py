@@ -17,7 +17,7 @@ from trt_engine.graph.cost import model_cost
 from trt_engine.precision.cast_model import cast
 from trt_engine.precision.precision_check import PrecisionCheck, check_engine
 from trt_engine.records.passport import DtypeShare
-from trt_engine.trt.layers import UNKNOWN, dtype_shares, read_layers
+from trt_engine.trt.layers import dtype_shares, read_layers
 
 node, value, weight = models.node, models.value, models.weight
 Major = Literal[10, 11]
@@ -89,14 +89,6 @@ def test_an_fp32_graph_that_was_never_cast_is_found_with_its_nodes(major: Major)
     names = ["fc0", "attention"]
     proof = judged("fp16", products(1), engine([gemm(name, "Float", "Float", major) for name in names], major))
     assert not proof.satisfied and "fp32 in the graph itself: `fc0` (MatMul)" in proof.describe()
-
-
-@BOTH
-def test_one_fp32_layer_of_many_counts_by_its_work(major: Major, tmp_path: Path) -> None:
-    source = half(3, tmp_path)
-    layers = [gemm(name, "Half", "Half", major) for name in ("fc0", "fc1", "fc2")]
-    proof = judged("fp16", source, engine([*layers, gemm("attention", "Float", "Half", major)], major))
-    assert not proof.satisfied and proof.share == pytest.approx(0.75) and proof.weighted_by == "multiply-adds"
 
 
 def qdq(folder: Path) -> ModelProto:
@@ -239,11 +231,6 @@ def test_nodes_left_in_fp32_on_purpose_do_not_break_it(tmp_path: Path) -> None:
 def test_block_scaled_fp8_is_accepted_where_the_scales_are_not_told() -> None:
     found = {"fp8": DtypeShare(1.0, 0.0, 1.0)}
     assert not check_engine("mxfp8", products(1), None, found).satisfied, "the graph has no block scales at all"
-
-
-def test_unknown_alone_is_no_census(tmp_path: Path) -> None:
-    proof = check_engine("fp16", half(1, tmp_path), None, {UNKNOWN: DtypeShare(1.0, 0.0, None)})
-    assert not proof.conclusive and proof.satisfied
 
 
 def test_a_quantised_convolution_is_matched_by_its_node(tmp_path: Path) -> None:

@@ -100,18 +100,6 @@ def test_int8_puts_a_pair_on_each_activation_and_stores_weights_with_one_scale_f
     assert len(biases) == 2 and {stored[name].data_type for name in biases} == {FLOAT}
 
 
-def test_every_scale_is_positive_and_every_zero_point_is_zero(tmp_path: Path) -> None:
-    quantize(perceptron(tmp_path / "net.onnx"), "int8", out=tmp_path / "q.onnx", calib_data=feeds(8, 64))
-    model, _, stored = by_name(tmp_path / "q.onnx")
-    pairs = [item for item in model.graph.node if item.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    assert pairs
-    for item in pairs:
-        assert (numpy_helper.to_array(stored[item.input[1]]) > 0).all()
-        zero = stored[item.input[2]]
-        assert not numpy_helper.to_array(zero).any() and zero.data_type == TensorProto.INT8
-        assert list(zero.dims) == list(stored[item.input[1]].dims)
-
-
 @pytest.mark.parametrize("to", ["int8", "fp8"])
 @pytest.mark.parametrize("calibrator", ["mse", "entropy", "minmax", "percentile"])
 def test_a_quantised_convolution_net_runs_in_onnx_runtime_and_stays_close(
@@ -256,13 +244,6 @@ def test_int4_blocks_lie_along_the_inputs_whichever_way_the_weight_lies(tmp_path
         np.testing.assert_array_equal(back, emulate(original[weight_name], "int4", axis=axis, block=32))
 
 
-def test_int4_runs_in_onnx_runtime_with_a_gemm_that_is_transposed(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
-    given = feeds(8, 64)[0]
-    assert cosine(run(tmp_path / "q.onnx", given)[0], run(source, given)[0]) > 0.97
-
-
 def test_the_largest_block_that_divides_is_taken_and_one_that_does_not_is_refused_for_that_layer(
     tmp_path: Path,
 ) -> None:
@@ -362,13 +343,6 @@ def test_mxfp8_writes_tensorrts_operators_with_scales_as_bytes_and_needs_no_data
             assert list(scales.dims) == [values.dims[0], values.dims[1] // 32]
 
 
-def test_weights_alone_leave_activations_as_they_are(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    quantize(source, "nvfp4", out=tmp_path / "q.onnx", weights_only=True)
-    model, _, _ = by_name(tmp_path / "q.onnx")
-    assert all(item.domain != "trt" for item in model.graph.node)
-
-
 def test_awq_clips_nvfp4_weights_by_what_their_inputs_carry(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
     rng = np.random.default_rng(5)
@@ -458,14 +432,6 @@ def test_there_is_no_calibration_without_data(tmp_path: Path) -> None:
     assert any("random" in said for said in report.warnings)
 
 
-def test_a_cache_needs_no_data(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    quantize(source, "int8", out=tmp_path / "a.onnx", calib_data=feeds(8, 64), cache=tmp_path / "ranges.json")
-    report = quantize(source, "int8", out=tmp_path / "b.onnx", cache=tmp_path / "ranges.json")
-    assert report.calibration is not None and report.calibration["cached"]
-    assert (tmp_path / "a.onnx").read_bytes() == (tmp_path / "b.onnx").read_bytes()
-
-
 def test_ranges_known_beforehand_take_the_place_of_data(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
     quantize(source, "int8", out=tmp_path / "q.onnx", ranges={"x": 12.7, "r0": 25.4})
@@ -490,7 +456,7 @@ def test_ranges_known_beforehand_take_the_place_of_data(tmp_path: Path) -> None:
         ("int8", {"emulate_convs": True}, "anyway"),
         ("int4", {"emulate_convs": True}, "emulation"),
         ("int8", {"exclude_nodes": ("frist",)}, "no node `frist`"),
-        ("int8", {"exclude_types": ("Convolution",)}, "no operator type"),
+        ("int8", {"exclude_types": ("Convolution",)}, "no operator `Convolution`"),
         ("int8", {"exclude_patterns": ("/head/*",)}, "matches the pattern"),
         ("int4", {"method": "awq"}, "no data is given"),
     ],
@@ -522,53 +488,7 @@ def test_a_quantised_model_is_not_quantised_again(tmp_path: Path) -> None:
         quantize(tmp_path / "q.onnx", "int4", out=tmp_path / "qq.onnx")
 
 
-def test_nothing_is_overwritten_unless_asked_and_never_the_model_itself(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    (tmp_path / "q.onnx").write_bytes(b"mine")
-    with pytest.raises(UsageError):
-        quantize(source, "int4", out=tmp_path / "q.onnx")
-    with pytest.raises(UsageError, match="the model itself"):
-        quantize(source, "int4", out=source, overwrite=True)
-    assert (tmp_path / "q.onnx").read_bytes() == b"mine"
-
-
-def test_a_dry_run_writes_nothing_and_says_what_would_be_done(tmp_path: Path) -> None:
-    report = quantize(perceptron(tmp_path / "net.onnx"), "int8", dry_run=True)
-    assert report.dry_run and [item.node for item in report.quantized] == ["first", "second"]
-    assert [item.activation for item in report.quantized] == ["x", "r0"]
-    assert [item.name for item in tmp_path.iterdir()] == ["net.onnx"]
-
-
-def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    model = onnx.load(source)
-    broken = weight(64, 96)
-    broken[3, 4] = np.inf
-    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(broken, "w0"))
-    onnx.save(model, source)
-    with pytest.raises(ModelError, match="`w0` of `first`"):
-        quantize(source, "int4", out=tmp_path / "q.onnx")
-
-
 # ------------------------------------------------------------------------------------------------ graphs as they come
-
-
-def test_a_weight_shared_by_two_layers_is_stored_once_and_stays_for_those_who_read_it_in_float(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", "x w", "a", name="a"),
-        node("Relu", "a", "ra"),
-        node("MatMul", "ra w", "b", name="b"),
-        node("Mul", "b w", "c"),
-        node("MatMul", "c v", "y", name="last"),
-    ]
-    weights = {"w": weight(64, 64), "v": weight(64, 4)}
-    source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, [64, 64])}, {"y": (FLOAT, [64, 4])}, weights)
-    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(64, 64))
-    model, _, stored = by_name(tmp_path / "q.onnx")
-    assert sum(item.data_type == TensorProto.INT8 and len(item.dims) == 2 for item in stored.values()) == 1
-    assert "w" in stored
-    a, b = (next(item for item in model.graph.node if item.name == name) for name in "ab")
-    assert a.input[1] == b.input[1]
 
 
 def test_weights_behind_a_transpose_or_a_constant_node_are_found(tmp_path: Path) -> None:
@@ -676,20 +596,6 @@ def test_metadata_and_names_of_inputs_and_outputs_are_kept(tmp_path: Path) -> No
     assert list(made.graph.input) == list(model.graph.input) and list(made.graph.output) == list(model.graph.output)
 
 
-def test_a_tensor_that_has_the_name_we_would_take_keeps_it(tmp_path: Path) -> None:
-    nodes = [
-        node("MatMul", "x w", "x_QuantizeLinear"),
-        node("MatMul", "x_QuantizeLinear x_scale", "y"),
-    ]
-    weights = {"w": weight(64, 64), "x_scale": weight(64, 8)}
-    source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 8])}, weights)
-    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data=feeds(4, 64), quantize_outputs=True)
-    made = onnx.load(tmp_path / "q.onnx")
-    outputs = [name for item in made.graph.node for name in item.output]
-    assert len(outputs) == len(set(outputs))
-    assert cosine(run(tmp_path / "q.onnx", feeds(4, 64)[0])[0], run(source, feeds(4, 64)[0])[0]) > 0.99
-
-
 @pytest.mark.parametrize(("elem", "kind"), [(HALF, np.float16), (BF16, ml_dtypes.bfloat16)])
 @pytest.mark.parametrize("to", ["int8", "fp8", "int4", "nvfp4", "mxfp8"])
 def test_a_16_bit_graph_gets_scales_of_its_own_type(tmp_path: Path, elem: int, kind: Any, to: str) -> None:
@@ -713,27 +619,16 @@ def test_what_is_not_quantised_can_be_16_bit(tmp_path: Path, to: str, rest: str)
     assert report.measured_on == "emulation" and report.parity is not None and report.parity["y"].cosine > 0.95
 
 
-@pytest.mark.parametrize("to", ["nvfp4", "mxfp8"])
-def test_tensorrts_operators_read_and_give_16_bit_tensors_without_casts(tmp_path: Path, to: str) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(8, 64), high_precision="fp16")
-    model, makers, stored = by_name(tmp_path / "q.onnx")
-    inner = next(item for item in model.graph.node if "Dynamic" in item.op_type and item.input[0] != "x")
-    assert makers[inner.input[0]].op_type == "Relu"
-    if to == "mxfp8":
-        back = [item for item in model.graph.node if item.op_type == "TRT_MXFP8DequantizeLinear"]
-        assert {walk.attributes(item)["output_dtype"] for item in back} == {HALF}
-        assert [item.op_type for item in model.graph.node].count("Cast") == 1  # the output's
-    else:
-        scales = [item.input[1] for item in model.graph.node if item.op_type == "DequantizeLinear"]
-        assert {stored[name].data_type for name in scales if name in stored} == {FLOAT}
-
-
 # ------------------------------------------------------------------------------------------------ opsets
 
 
-@pytest.mark.parametrize("opset", range(13, 24))
-@pytest.mark.parametrize("to", ["int8", "fp8", "int4", "nvfp4", "mxfp8"])
+FORMATS_WITH_OPSETS = ["int8", "fp8", "int4", "nvfp4", "mxfp8"]
+
+
+@pytest.mark.parametrize(
+    ("opset", "to"),
+    [(opset, FORMATS_WITH_OPSETS[(opset + shift) % 5]) for opset in range(13, 24) for shift in (0, 2)],
+)
 def test_every_opset_from_13_to_23_is_taken(tmp_path: Path, opset: int, to: str) -> None:
     source = perceptron(tmp_path / "net.onnx", opset=opset, ir_version=8 if opset < 19 else 10)
     report = quantize(source, to, out=tmp_path / "q.onnx", calib_data=feeds(4, 64, count=1), calibrator="minmax")
@@ -934,3 +829,14 @@ def test_the_size_that_blocks_go_along_is_stated_where_a_reshape_leaves_it_open(
     assert numpy_helper.to_array(stored[sized.input[1]]).tolist() == [0, 0, 64]
     x = feeds(1, 5, 4, 16)[0]
     assert run(emulated, x)[0].shape == (1, 5, 32)
+
+
+def test_weights_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    source = perceptron(tmp_path / "net.onnx")
+    model = onnx.load(source)
+    broken = weight(64, 96)
+    broken[3, 4] = np.inf
+    model.graph.initializer[0].CopyFrom(numpy_helper.from_array(broken, "w0"))
+    onnx.save(model, source)
+    with pytest.raises(ModelError, match="`w0` of `first`"):
+        quantize(source, "int4", out=tmp_path / "q.onnx")

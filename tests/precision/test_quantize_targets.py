@@ -18,8 +18,7 @@ from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.graph.shape_inference import trace
 from trt_engine.precision import cpu_qdq
-from trt_engine.precision.calibration import calibrate
-from trt_engine.precision.cpu_qdq import activation_scale, quantize_weight, weight_bits
+from trt_engine.precision.cpu_qdq import quantize_weight, weight_bits
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.records.precision import QuantizeReport
 
@@ -171,30 +170,37 @@ def test_every_operator_between_convolutions_that_has_an_integer_kernel_becomes_
     assert np.corrcoef(want.ravel(), got.ravel())[0, 1] > 0.99
 
 
-def test_hardswish_and_hardsigmoid_in_integers_are_exact_to_a_step_at_both_ends_and_between(tmp_path: Path) -> None:
+HARD = {
+    "HardSwish": [node("HardSwish", "c", "a", name="act")],
+    "HardSigmoid": [node("HardSigmoid", "c", "a", name="act")],
+    "divided last": [node("Add", "c three", "s"), node("Clip", "s zero six", "h"), node("Mul", "c h", "m"),
+                     node("Div", "m six", "a")],
+    "divided first": [node("Add", "three c", "s"), node("Clip", "s zero six", "h"), node("Div", "h six", "m"),
+                      node("Mul", "m c", "a")],
+    "a sixth": [node("Add", "c three", "s"), node("Clip", "s zero six", "h"), node("Mul", "sixth h", "m"),
+                node("Mul", "m c", "a")],
+    "gate alone": [node("Add", "c three", "s"), node("Clip", "s zero six", "h"), node("Div", "h six", "a")],
+}  # fmt: skip
+"""HardSwish and HardSigmoid, also as exporters write them out."""
+
+
+@pytest.mark.parametrize("form", HARD)
+def test_hardswish_and_hardsigmoid_in_integers_are_exact_to_a_step_at_both_ends_and_between(
+    form: str, tmp_path: Path
+) -> None:
     weights = {"w": np.eye(8, dtype=np.float32)[:, :, None, None], "w2": np.eye(8, dtype=np.float32)[:, :, None, None]}
+    weights |= {"zero": np.float32(0), "three": np.float32(3), "six": np.float32(6), "sixth": np.float32(1 / 6)}
     spread = {"x": np.linspace(-8, 8, 8 * 256, dtype=np.float32).reshape(1, 8, 16, 16)}
-    for op in ("HardSwish", "HardSigmoid"):
-        nodes = [
-            node("Conv", "x w", "c", name="in"), node(op, "c", "a", name="act"), node("Conv", "a w2", "o", name="out"),
-            node("Identity", "o", "y"),
-        ]  # fmt: skip
-        source = network(tmp_path / f"{op}.onnx", nodes, weights, opset=18)
-        quantized(source, calib_data=[spread], quantize_outputs=True)
-        want, got = run(source, spread), run(tmp_path / f"{op}.q.onnx", spread)
-        assert optimized(tmp_path / f"{op}.q.onnx")[op] == 0
-        step = 16 / 255 if op == "HardSwish" else 1.5 * 16 / 255 / 5
-        assert np.abs(want - got).max() < 1.6 * step, op
-
-
-def test_a_relu_behind_a_hardsigmoid_stays(tmp_path: Path) -> None:
-    weights: dict[str, Array] = {}
     nodes = [
-        conv("x", "c", "in", weights), node("HardSigmoid", "c", "a"), node("Relu", "a", "r"), conv("r", "y", "out", weights),
+        node("Conv", "x w", "c", name="in"), *HARD[form], node("Conv", "a w2", "o", name="out"),
+        node("Identity", "o", "y"),
     ]  # fmt: skip
-    source = network(tmp_path / "net.onnx", nodes, weights)
-    report, _ = quantized(source, quantize_outputs=True)
-    assert report.parity is not None and report.parity["y"].cosine > 0.99
+    source = network(tmp_path / "net.onnx", nodes, weights, opset=18)
+    quantized(source, calib_data=[spread], quantize_outputs=True)
+    want, got = run(source, spread), run(tmp_path / "net.q.onnx", spread)
+    assert not {"HardSwish", "HardSigmoid", "Add", "Clip", "Mul", "Div"} & set(optimized(tmp_path / "net.q.onnx"))
+    step = 1.5 * 16 / 255 / (5 if form == "HardSigmoid" else 6) if form in ("HardSigmoid", "gate alone") else 16 / 255
+    assert np.abs(want - got).max() < 1.6 * step, form
 
 
 def test_a_relu_or_clip_whose_work_the_rounding_does_is_left_out(tmp_path: Path) -> None:
@@ -202,15 +208,6 @@ def test_a_relu_or_clip_whose_work_the_rounding_does_is_left_out(tmp_path: Path)
     assert not [item for item in model.graph.node if item.op_type == "Relu"]
     _, model = quantized(detector(tmp_path / "clip.onnx"))
     assert not [item for item in model.graph.node if item.op_type == "Clip"]
-
-
-def test_the_names_of_tensors_and_of_layers_stay(tmp_path: Path) -> None:
-    source = residual(tmp_path / "net.onnx")
-    _, model = quantized(source)
-    tensors = {name for item in model.graph.node for name in item.output}
-    assert {"r1", "r2", "pooled", "y"} <= tensors
-    assert {"first", "second", "addition", "third", "head"} <= {item.name for item in model.graph.node}
-    assert [item.name for item in model.graph.output] == ["y"]
 
 
 def test_only_what_has_an_integer_neighbour_gets_a_pair(tmp_path: Path) -> None:
@@ -370,35 +367,6 @@ def test_the_shape_of_whatever_onnxruntime_writes_for_integers_is_known(tmp_path
 # ------------------------------------------------------------------------------------------------ scales
 
 
-def test_zero_is_exact_and_a_tensor_that_is_never_negative_has_the_zero_point_zero(tmp_path: Path) -> None:
-    _, model = quantized(detector(tmp_path / "net.onnx"))
-    stored = initializers(model)
-    zeros = {}
-    for item in model.graph.node:
-        if item.op_type == "QuantizeLinear":
-            zero = stored[item.input[2]]
-            assert zero.dtype == np.uint8 and zero.shape == () and stored[item.input[1]].shape == ()
-            zeros[item.output[0]] = int(zero)
-    assert zeros["a3_QuantizeLinear"] == zeros["s1_QuantizeLinear"] == zeros["a5_QuantizeLinear"] == 0
-    assert 0 < zeros["x_QuantizeLinear"] < 255
-    assert 0 < zeros["a1_QuantizeLinear"] < 60, "SiLU reaches from -0.28 up"
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "zero"), [(0.0, 6.0, 0), (-0.278, 5.0, 13), (-4.0, 0.0, 255), (2.0, 8.0, 0), (-1.0, 1.0, 128)]
-)
-def test_a_range_always_holds_zero(low: float, high: float, zero: int) -> None:
-    scale, point = activation_scale(low, high)
-    assert point == zero
-    assert scale * (255 - int(point)) >= high - scale and -scale * int(point) <= low + scale
-
-
-def test_a_tensor_of_zeros_has_a_scale(tmp_path: Path) -> None:
-    assert activation_scale(0.0, 0.0) == (1.0, 0)
-    report, _ = quantized(residual(tmp_path / "net.onnx"), calib_data=[{"x": np.zeros((1, 8, 16, 16), np.float32)}])
-    assert report.parity is not None and np.isfinite(report.parity["y"].max_abs)
-
-
 def test_weights_are_signed_with_a_scale_for_each_output_channel_and_biases_are_int32(tmp_path: Path) -> None:
     source = residual(tmp_path / "net.onnx")
     _, model = quantized(source, bias_correction=False)
@@ -457,51 +425,7 @@ def test_ranges_of_an_earlier_cache_without_smallest_values_are_refused(tmp_path
     assert "delete the cache" in str(refused.value.hint)
 
 
-def test_known_ranges_serve_in_place_of_data(tmp_path: Path) -> None:
-    source = residual(tmp_path / "net.onnx")
-    ranges = calibrate(source, images(), "minmax")
-    first, _ = quantized(source, calib_data=None, ranges=ranges)
-    assert first.parity is not None and first.parity["y"].cosine > 0.99
-    _, model = quantized(source, calib_data=None, ranges=ranges.amax)
-    stored = initializers(model)
-    zeros = {item.input[0]: stored[item.input[2]] for item in model.graph.node if item.op_type == "QuantizeLinear"}
-    assert zeros["x"] == 128 and zeros["c1"] == 0, "symmetric, but for what is never negative"
-
-
 # ------------------------------------------------------------------------------------------------ what stays
-
-
-def test_exclusions_leave_layers_and_what_stands_between_them(tmp_path: Path) -> None:
-    report, model = quantized(residual(tmp_path / "net.onnx"), exclude_nodes=("second",), exclude_types=("MaxPool",))
-    kinds = Counter(item.op_type for item in onnx.load(tmp_path / "net.q.onnx").graph.node)
-    second = next(item for item in model.graph.node if item.name == "second")
-    assert second.input[1] == "w_second"
-    # `second`, the addition behind it and `pool` compute in floating point; the pair behind `pool` is the input of `third`
-    assert behind(model) == {"first", "pool", "third", "mean", "flatten"}
-    assert kinds["MaxPool"] == 1
-    assert report.integer_kernels is not None
-    reasons = {item.node: item.reason for item in report.integer_kernels.not_fused}
-    assert reasons == {
-        "second": "excluded by name",
-        "head": "it is the last layer before an output (`--quantize-outputs` takes it too)",
-    }
-
-
-def test_boxes_and_scores_are_never_under_one_scale(tmp_path: Path) -> None:
-    weights: dict[str, Array] = {"hundred": np.float32(100)}
-    nodes = [
-        conv("x", "c1", "first", weights),
-        node("Relu", "c1", "r"),
-        conv("r", "boxes", "box_head", weights),
-        node("Mul", "boxes hundred", "scaled", name="scaling"),
-        conv("r", "c3", "score_head", weights),
-        node("Sigmoid", "c3", "scores", name="sigmoid"),
-        node("Concat", "scaled scores", "y", name="concat", axis=1),
-    ]
-    for heads in (False, True):
-        source = network(tmp_path / f"net{heads}.onnx", nodes, weights)
-        _, model = quantized(source, quantize_outputs=heads)
-        assert not {"concat", "sigmoid", "scaling"} & behind(model)
 
 
 def test_a_quantised_result_may_be_an_output_and_be_read_by_a_body(tmp_path: Path) -> None:
@@ -565,11 +489,6 @@ def test_dynamic_quantisation_takes_gemm_either_way_round_with_its_bias(tmp_path
     report, _ = quantized(source, calib_data=None, dynamic=True, quantize_outputs=True)
     assert report.parity is not None and report.parity["y"].cosine > 0.999
     assert report.integer_kernels is not None and report.integer_kernels.layers == {"Gemm": (2, 2)}
-
-
-def test_dynamic_quantisation_leaves_convolutions_because_they_would_be_slower(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="slower than in FP32"):
-        quantized(detector(tmp_path / "net.onnx"), calib_data=None, dynamic=True)
 
 
 # ------------------------------------------------------------------------------------------------ the file and the report

@@ -9,7 +9,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
-from trt_engine.errors import FeedError
 from trt_engine.graph.load import open_model
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.precision import RangesReport
@@ -44,11 +43,6 @@ def largest(report: RangesReport) -> float:
     return next(item for item in report.tensors if item.name == "y").max
 
 
-def test_ranges_take_a_scalar_from_an_iterable(model: Path) -> None:
-    report = te.ranges(model, [feeds(3.0, 2), feeds(5.0)])
-    assert (largest(report), report.rows) == (6.0, 3)
-
-
 @pytest.mark.parametrize("kind", [float, np.float32, np.float64], ids=["float", "float32", "float64"])
 def test_a_plain_number_is_a_scalar(model: Path, kind: type) -> None:
     assert largest(te.ranges(model, [feeds() | {"k": kind(3)}])) == 4.0
@@ -73,14 +67,6 @@ def test_rows_that_go_with_different_scalars_do_not_share_a_batch(model: Path, t
     assert all(batch.feeds["flag"].shape == () for batch in batches)
 
 
-def test_rows_that_go_with_equal_scalars_share_a_batch(model: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for number in range(3):
-        np.savez(folder / f"{number}.npz", **feeds(2.0, 2))
-    assert [batch.rows for batch in open_samples(folder, open_model(model).signature, batch=4)] == [4, 2]
-
-
 def test_cast_and_its_automatic_choice_take_a_scalar_from_a_file(model: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **feeds(3.0, ROWS))
     report = te.cast(model, "fp16", out=tmp_path / "half.onnx", auto_exclude=True, calib_data=tmp_path / "data.npz")
@@ -100,11 +86,6 @@ def test_a_table_of_a_size_of_its_own_goes_with_the_rows_of_its_file(tmp_path: P
     np.savez(tmp_path / "d.npz", x=np.ones((7, 4), np.float32), table=np.ones((4, 3), np.float32))
     report = te.ranges(path, tmp_path / "d.npz")
     assert (report.rows, largest(report)) == (7, 4.0)
-
-
-def test_a_scalar_that_is_a_row_of_numbers_is_refused(model: Path) -> None:
-    with pytest.raises(FeedError, match="`k`, expected scalar"):
-        te.ranges(model, [feeds() | {"k": np.ones(2, np.float32)}])
 
 
 def test_a_model_of_one_scalar_takes_npy_raw_and_numbers(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from graph import models
 from trt_engine.graph.typing_rules import check_strong_typing
 
 FLOAT, HALF, BRAIN, INT64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64
-DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"
 node, value, weight = models.node, models.value, models.weight
 
 
@@ -63,11 +62,6 @@ def chosen(kind: int) -> ModelProto:
     )  # fmt: skip
 
 
-def test_both_sides_of_where_are_of_one_type() -> None:
-    assert codes(chosen(HALF)) == {"types-differ"}
-    assert codes(chosen(FLOAT)) == set()
-
-
 def test_a_type_the_operator_does_not_take_at_its_opset_is_found() -> None:
     def pooled(opset: int) -> ModelProto:
         return models.model(
@@ -77,37 +71,6 @@ def test_a_type_the_operator_does_not_take_at_its_opset_is_found() -> None:
 
     assert codes(pooled(20)) == {"type-not-taken"}
     assert codes(pooled(22)) == set()
-
-
-def branching(second: int) -> ModelProto:
-    then = models.graph([node("Relu", ["x"], ["t"])], [], [value("t", None)])
-    other = models.graph([node("Cast", ["x"], ["e"], to=second)], [], [value("e", None, second)])
-    return models.model(
-        [node("If", ["c"], ["y"], then_branch=then, else_branch=other)],
-        [value("c", [], TensorProto.BOOL), value("x", [4])], [value("y", [4])],
-    )  # fmt: skip
-
-
-def test_branches_of_two_types_are_found() -> None:
-    assert "branches-differ" in codes(branching(HALF))
-    assert codes(branching(FLOAT)) == set()
-
-
-def looping(end: int) -> ModelProto:
-    body = models.graph(
-        [node("Identity", ["go"], ["on"]), node("Cast", ["s"], ["n"], to=end)],
-        [value("i", [], INT64), value("go", [], TensorProto.BOOL), value("s", [4])],
-        [value("on", [], TensorProto.BOOL), value("n", [4], end)],
-    )
-    return models.model(
-        [node("Loop", ["trips", "", "x"], ["y"], body=body)], [value("x", [4])], [value("y", [4])],
-        [numpy_helper.from_array(np.int64(2), "trips")],
-    )  # fmt: skip
-
-
-def test_what_a_loop_carries_in_two_types_is_found() -> None:
-    assert codes(looping(HALF)) == {"loop-types-differ"}
-    assert codes(looping(FLOAT)) == set()
 
 
 def test_an_output_of_another_type_than_stated_is_found() -> None:
@@ -330,10 +293,6 @@ def test_clean_models_are_silent(make: Callable[[Path], Path], tmp_path: Path) -
     assert check_strong_typing(onnx.load(make(tmp_path / "net.onnx"))) == ()
 
 
-def test_the_example_is_silent() -> None:
-    assert check_strong_typing(onnx.load(DIGITS)) == ()
-
-
 def test_operators_of_tensorrt_are_left_to_tensorrt() -> None:
     """NVFP4 activations: block scales made by the dynamic operator, two DequantizeLinear behind it."""
     proto = models.model(
@@ -345,3 +304,34 @@ def test_operators_of_tensorrt_are_left_to_tensorrt() -> None:
         [value("x", [2, 32])], [value("y", [2, 32])], [stored("s", 0.1)], opset=23, domains={"trt": 1},
     )  # fmt: skip
     assert codes(proto) == set()
+
+
+def branching(second: int) -> ModelProto:
+    then = models.graph([node("Relu", ["x"], ["t"])], [], [value("t", None)])
+    other = models.graph([node("Cast", ["x"], ["e"], to=second)], [], [value("e", None, second)])
+    return models.model(
+        [node("If", ["c"], ["y"], then_branch=then, else_branch=other)],
+        [value("c", [], TensorProto.BOOL), value("x", [4])], [value("y", [4])],
+    )  # fmt: skip
+
+
+def looping(end: int) -> ModelProto:
+    body = models.graph(
+        [node("Identity", ["go"], ["on"]), node("Cast", ["s"], ["n"], to=end)],
+        [value("i", [], INT64), value("go", [], TensorProto.BOOL), value("s", [4])],
+        [value("on", [], TensorProto.BOOL), value("n", [4], end)],
+    )
+    return models.model(
+        [node("Loop", ["trips", "", "x"], ["y"], body=body)], [value("x", [4])], [value("y", [4])],
+        [numpy_helper.from_array(np.int64(2), "trips")],
+    )  # fmt: skip
+
+
+def test_what_a_loop_carries_in_two_types_is_found() -> None:
+    assert codes(looping(HALF)) == {"loop-types-differ"}
+    assert codes(looping(FLOAT)) == set()
+
+
+def test_branches_of_two_types_are_found() -> None:
+    assert "branches-differ" in codes(branching(HALF))
+    assert codes(branching(FLOAT)) == set()

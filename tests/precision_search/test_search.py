@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import pytest
 
@@ -16,12 +15,12 @@ from onnx_models import FLOAT, node, save
 from trt_engine.cli.main import run as run_cli
 from trt_engine.config.precision import QuantizeConfig, SearchConfig
 from trt_engine.config.settings import from_values
-from trt_engine.errors import FeedError, Interrupted, ModelError, UsageError
-from trt_engine.precision_search import search as search_module
-from trt_engine.precision_search.mixed_precision import MixedPrecision
-from trt_engine.precision_search.search import SearchJob, _search_points, run, search
+from trt_engine.errors import Interrupted, ModelError, UsageError
 from trt_engine.records.search import SearchTrial
-from trt_engine.verbs.evaluate import evaluate
+from trt_engine.verbs.evaluate.run import evaluate
+from trt_engine.verbs.search import run as search_module
+from trt_engine.verbs.search.run import SearchJob, _search_points, run, search
+from trt_engine.verbs.search.trial import MixedPrecision
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
 
@@ -178,33 +177,9 @@ def test_a_dry_run_names_the_layers_and_writes_nothing(
     typed = ["search", str(net), "--dataset", str(data[0]), "--calib-data", str(data[1]), "-o", str(tmp_path / "found")]
     assert run_cli([*typed, "--max-groups", "2", "--dry-run", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [name for group in told["groups"] for name in group] == ["first", "fragile", "third"]
-    assert len(told["groups"]) == 2 and told["dry_run"] is True
+    assert [name for group in told["settings"]["groups"] for name in group] == ["first", "fragile", "third"]
+    assert len(told["settings"]["groups"]) == 2 and told["dry_run"] is True
     assert not (tmp_path / "found").exists()
-
-
-@pytest.mark.slow
-def test_the_verb_says_the_answer_and_what_to_type_next(
-    tmp_path: Path, net: Path, data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed = ["search", str(net), "--dataset", str(data[0]), "--calib-data", str(data[1]), "-o", str(tmp_path / "found")]
-    assert run_cli([*typed, "--budget", "0", "--target", "tensorrt"]) == 0
-    out = capsys.readouterr().out
-    assert "2 of 4 layers" in out
-    assert "--exclude-node" in out and "float  fragile" in out
-    assert out.count("<- the answer") == 1
-
-
-@pytest.mark.slow
-def test_the_document_is_what_its_schema_says(
-    tmp_path: Path, net: Path, data: tuple[Path, Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    typed = ["search", str(net), "--dataset", str(data[0]), "--calib-data", str(data[1]), "-o", str(tmp_path / "found")]
-    schema = json.loads((Path(__file__).parents[2] / "docs" / "schemas" / "search.json").read_text())
-    for more in (["--dry-run"], []):
-        assert run_cli([*typed, *more, "--json"]) == 0
-        jsonschema.Draft202012Validator(schema).validate(json.loads(capsys.readouterr().out))
-    jsonschema.Draft202012Validator(schema).validate(json.loads((tmp_path / "found" / "search.json").read_text()))
 
 
 def test_a_model_with_nothing_to_quantise_is_refused_before_anything_is_measured(
@@ -261,24 +236,6 @@ def test_calibration_takes_what_quantize_takes_a_dataset_with_labels_among_it(
         assert typed[typed.index("--calib-data") + 1] == str(given)
         monkeypatch.setattr(sys, "argv", typed)
         assert run_cli([*typed[1:], "--overwrite"]) == 0, "the command takes the data and the ranges kept of it"
-
-
-@pytest.mark.parametrize("kind", ["names", "empty", "gone", "shape"])
-def test_calibration_data_that_cannot_be_read_is_refused_before_anything_is_measured(
-    tmp_path: Path, net: Path, data: tuple[Path, Path], kind: str
-) -> None:
-    place = tmp_path / "bad.npz"
-    if kind == "names":
-        np.savez(place, pictures=np.zeros((4, 3, 4, 4), np.float32))
-    elif kind == "shape":
-        np.savez(place, images=np.zeros((4, 3, 5, 5), np.float32))
-    elif kind == "empty":
-        (place := tmp_path / "empty").mkdir()
-    found = {"names": "not an input", "shape": "expected", "empty": "no samples", "gone": "no such file"}[kind]
-    with pytest.raises(FeedError, match=found) as caught:
-        search(net, data[0], calib_data=place, out=tmp_path / "found")
-    assert caught.value.hint
-    assert not (tmp_path / "found").exists()
 
 
 def test_the_folder_of_another_search_is_kept_without_overwrite(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.precision_search.selection import DataPart, LayerGroup, Stage, group_layers, max_trials, select
+from trt_engine.verbs.search.selection import DataPart, LayerGroup, Stage, group_layers, max_trials, select
 
 
 def layers(count: int) -> list[LayerGroup]:
@@ -38,22 +38,6 @@ def test_the_one_layer_that_ruins_accuracy_is_found_wherever_it_stands_and_only_
     found = select(layers(12), Planted({f"layer{bad}": 0.5}), 0.01)
     assert names(found.chosen) == {f"layer{index}" for index in range(12)} - {f"layer{bad}"}
     assert max(found.drops, key=lambda group: found.drops[group]).nodes == (f"layer{bad}",)
-
-
-def test_a_budget_that_everything_keeps_costs_two_measurements() -> None:
-    planted = Planted({"layer3": 0.5})
-    found = select(layers(12), planted, 1.0)
-    assert len(found.chosen) == 12 and found.drops == {}
-    assert [stage for _, _, stage in planted.asked] == ["baseline", "all"]
-
-
-def test_a_budget_of_nothing_takes_the_layers_that_cost_nothing() -> None:
-    found = select(layers(6), Planted({"layer1": 0.001, "layer4": 0.002}), 0.0)
-    assert names(found.chosen) == {"layer0", "layer2", "layer3", "layer5"}
-
-
-def test_nothing_is_chosen_when_every_layer_costs_too_much() -> None:
-    assert select(layers(5), Planted({f"layer{index}": 0.1 for index in range(5)}), 0.05).chosen == ()
 
 
 def test_many_small_costs_are_added_up_and_the_cheapest_taken() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.precision_search.selection import LayerGroup, select
-from trt_engine.precision_search.trials import TrialLog
 from trt_engine.records.search import TrialResult
+from trt_engine.verbs.search.selection import LayerGroup, select
+from trt_engine.verbs.search.trial_log import TrialLog
 
 GROUPS = [LayerGroup((f"layer{index}",), 0.125) for index in range(8)]
 
@@ -47,14 +47,6 @@ def test_a_killed_search_started_again_makes_only_the_measurements_that_are_miss
     assert first.asked + second.asked == uninterrupted.asked
     assert again.measured == len(second.asked) == len(uninterrupted.asked) - 5
     assert len(again.trials) == len(uninterrupted.asked)
-
-
-def test_a_finished_search_measures_nothing(tmp_path: Path) -> None:
-    path, judge = tmp_path / "trials.jsonl", Judge()
-    select(GROUPS, trials(path, judge), 0.01)
-    before = path.read_bytes()
-    select(GROUPS, trials(path, idle := Judge()), 0.01)
-    assert idle.asked == [] and path.read_bytes() == before
 
 
 def test_a_line_that_was_cut_off_is_said_and_measured_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

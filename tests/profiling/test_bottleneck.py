@@ -12,9 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trt_engine.cli.verbs_table import VERBS
+from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.environment import Environment
-from trt_engine.errors import UsageError
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments.capture import Capture
 from trt_engine.profiling.kernels import time_breakdown
@@ -22,10 +21,8 @@ from trt_engine.profiling.roofline import (
     ABOVE_MEMORY_PEAK,
     ABOVE_PEAK,
     DATASHEET_SHARE,
-    LAUNCH_BOUND_SHARE,
     MAX_LAUNCH_GAPS,
     NEAR_COMPUTE,
-    NEAR_MEMORY,
     ProfileFacts,
     describe_above_peak,
 )
@@ -326,24 +323,6 @@ def test_what_was_planted_is_found(name: str) -> None:
     assert found.next_step and found.command
 
 
-def test_a_graph_is_not_advised_to_what_is_one_already() -> None:
-    for name, gapped in (
-        ("launch calls fill the time, kernels a tenth of it", False),
-        ("a graph of tiny kernels with gaps between them", True),
-    ):
-        assert ("--graph" in str(judged(**PLANTED[name][1]).command)) is not gapped
-
-
-def test_nothing_is_judged_by_its_kind_on_a_processor() -> None:
-    found = on_cpu(
-        split=TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
-        layers=profile(layer("element-wise", 9.0), clock="host"),
-        flops=10**7,
-    )
-    assert found.bound == "unknown"
-    assert found.confidence == "none"
-
-
 def test_on_a_processor_a_layer_of_unknown_bytes_stays_untold_beside_others_that_are_judged() -> None:
     rows = (
         layer("matrix", 3.0, flops=0.2 * 0.2 * TERA * 3e-3, nbytes=1e5, name="a"),
@@ -387,15 +366,6 @@ def _matrix_at(share: float, memory: float = 0.01, **facts: Any) -> Bottleneck:
     )  # fmt: skip
 
 
-def test_a_limit_begins_at_its_threshold_and_not_below() -> None:
-    assert _matrix_at(NEAR_COMPUTE + 1e-6).bound == "compute"
-    assert _matrix_at(NEAR_COMPUTE - 1e-6).bound == "unknown"
-    assert _matrix_at(0.1, NEAR_MEMORY + 1e-6).bound == "bandwidth"
-    assert _matrix_at(0.1, NEAR_MEMORY - 1e-6).bound == "unknown"
-    assert _matrix_at(0.1, ABOVE_MEMORY_PEAK - 1e-6).bound == "bandwidth"
-    assert _matrix_at(0.1, ABOVE_MEMORY_PEAK + 1e-6).bound == "unknown"
-
-
 def test_against_a_data_sheet_limits_begin_lower_for_nothing_reaches_its_rates() -> None:
     sheet = limits(source="datasheet")
     assert _matrix_at(NEAR_COMPUTE * DATASHEET_SHARE + 1e-6, peaks=sheet).bound == "compute"
@@ -427,23 +397,6 @@ def test_a_vit_measured_on_an_h200_is_compute_bound_with_much_left_to_better_ker
             "this device multiplies in FP16; FP8 multiplies 1.8 times as fast here" in found.summary
         ) is not promised
         assert ("memory-bound", "40 % of the time") in found.evidence
-
-
-def test_shares_of_a_time_with_copies_that_no_benchmark_has_are_called_so() -> None:
-    facts: dict[str, Any] = {"kernels": (kernel("matrix", 6.05, 98), kernel("reduction", 4.33, 184)), "batch": 64}
-    split = TimeBreakdown(wall_ms=10.4, compute_ms=10.7, busy_ms=10.38, working_ms=10.38, kernels=282, gpu_ms=10.7)
-    within = judged(**facts, split=split, flops=int(2.25e12), peaks=limits())
-    apart = judged(
-        **facts, split=dataclasses.replace(split, h2d_ms=2.82, d2h_ms=0.07), flops=int(2.25e12), peaks=limits()
-    )
-    assert within.bound == apart.bound == "compute"
-    assert "58 % of the time goes to matrix kernels" in within.summary
-    assert "46 % of the time with copies goes to matrix kernels" in apart.summary
-    assert not any(label.startswith("with copies") for label, _ in within.evidence)
-    told = dict(apart.evidence)
-    assert told["time of one inference"] == "10.4 ms"
-    assert told["with copies, sequentially"] == "13.3 ms: the base of the shares"
-    assert told["compute-bound"] == "46 % of the time with copies"
 
 
 def test_bytes_from_a_cache_do_not_hide_that_arithmetic_is_the_limit() -> None:
@@ -482,20 +435,6 @@ def _captured_split(*kernels_ms: tuple[int, int], copied: tuple[int, int], wall_
     return time_breakdown(Capture(tuple(items), None, ((0, 10**7),), "s"), wall_ms=wall_ms)
 
 
-def test_the_nearer_of_two_limits_wins() -> None:
-    assert _matrix_at(0.9, 0.5).bound == "compute"
-    assert _matrix_at(0.55, 0.9).bound == "bandwidth"
-
-
-def test_launch_calls_explain_the_waiting_from_half_of_the_time_on() -> None:
-    def waiting(launch_ms: float) -> Bottleneck:
-        split = TimeBreakdown(wall_ms=10.0, busy_ms=3.0, idle_ms=7.0, launch_ms=launch_ms, kernels=20, gpu_ms=9.9)
-        return judged(split=split, kernels=(kernel("matrix", 3.0, 20),))
-
-    assert waiting(10 * LAUNCH_BOUND_SHARE).bound == "launch"
-    assert waiting(10 * LAUNCH_BOUND_SHARE - 0.01).bound == "host"
-
-
 def test_a_gap_of_a_few_launches_is_the_price_of_launching_and_a_longer_one_is_other_work() -> None:
     def waiting(gap_us: float) -> Bottleneck:
         wall = 0.3 + 100 * gap_us / 1e3
@@ -514,23 +453,7 @@ def test_work_faster_than_its_ceiling_shows_that_the_ceiling_is_wrong_and_judges
     assert found.command == "trt-engine doctor --peaks --remeasure --device cuda:0"
 
 
-def test_time_that_is_in_no_layer_is_not_laid_at_the_layers_door() -> None:
-    row = layer("matrix", 2.0, flops=0.8 * 0.2 * TERA * 2e-3, nbytes=1e5)
-    found = on_cpu(split=TimeBreakdown(wall_ms=10.0, compute_ms=9.9), layers=profile(row, clock="host"))
-    assert found.bound == "unknown"
-    assert "79 % of the time is outside all layers' times" in found.summary
-    most = on_cpu(split=TimeBreakdown(wall_ms=2.5, compute_ms=2.5), layers=profile(row, clock="host"))
-    assert most.bound == "compute"
-
-
 # ------------------------------------------------------------------------------------------------ missing facts
-
-
-def test_without_a_time_nothing_is_claimed() -> None:
-    for wall in (0.0, -1.0, float("nan"), float("inf")):
-        found = judged(split=TimeBreakdown(wall_ms=wall))
-        assert (found.bound, found.confidence) == ("unknown", "none")
-        assert str(found.command).startswith("trt-engine bench model.engine")
 
 
 def test_without_ceilings_the_command_that_measures_them_is_named() -> None:
@@ -552,21 +475,6 @@ def test_an_idle_device_without_ceilings_waits_for_the_host_and_the_price_of_lau
     assert "--peaks" in str(found.command)
 
 
-def test_without_the_operations_of_the_model_they_are_named_as_missing() -> None:
-    split = TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9)
-    found = judged(split=split, kernels=(kernel("matrix", 9.8, 60),))
-    assert found.bound == "unknown"
-    assert "its operations are not counted" in found.summary
-    assert found.command == "trt-engine inspect MODEL.onnx"
-
-
-def test_without_kernels_a_low_rate_of_the_whole_is_not_taken_for_slow_kernels() -> None:
-    found = judged(split=TimeBreakdown(wall_ms=10.0, gpu_ms=9.9), flops=int(0.1 * 800 * TERA * 9.9e-3), nbytes=10**6)
-    assert found.bound == "unknown"
-    assert "the kernels' part of it is unknown" in found.summary
-    assert "--profiler cupti" in str(found.command)
-
-
 def test_a_precision_without_a_rate_is_named_with_the_reason_it_was_skipped() -> None:
     gone = dataclasses.replace(without("fp8_matrix"), skipped=("fp8_matrix: this GPU has no FP8",))
     found = _matrix_at(0.3, precision="fp8", peaks=gone)
@@ -578,51 +486,9 @@ def test_a_precision_without_a_rate_is_named_with_the_reason_it_was_skipped() ->
     assert "no rate of FP8 products was measured here (fp8_matrix: this GPU has no FP8)" in found.summary
 
 
-def test_a_precision_nobody_knows_is_named() -> None:
-    for precision in ("", "nvfp4"):
-        found = judged(
-            split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            kernels=(kernel("matrix", 9.8, 60),), precision=precision, flops=10**12,
-        )  # fmt: skip
-        assert found.bound == "unknown"
-        assert found.confidence == "none"
-
-
-def test_a_device_without_a_clock_of_its_own_is_told_apart_from_one_that_idles() -> None:
-    found = judged(split=TimeBreakdown(wall_ms=10.0), flops=10**12)
-    assert found.summary == "unknown: no device time was measured"
-
-
-def test_times_of_launches_are_not_taken_for_times_of_layers() -> None:
-    """What a host's clock says around a launch is not how long the layer takes."""
-    rows = (
-        layer("element-wise", 9.0, flops=1e6, nbytes=0.9 * 4 * TB * 9e-3),
-        layer("matrix", 1.0, flops=1e9, nbytes=1e6),
-    )
-    facts: dict[str, Any] = {
-        "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-        "kernels": (kernel("matrix", 9.0, 40), kernel("element-wise", 0.8, 20)),
-        "flops": int(0.7 * 800 * TERA * 9e-3),
-    }
-    assert judged(**facts, layers=profile(*rows, clock="device")).bound == "bandwidth"
-    rows_with_work = (layer("matrix", 1.0, flops=0.7 * 800 * TERA * 9e-3, nbytes=1e6), rows[0])
-    assert judged(**facts, layers=profile(*rows_with_work, clock="launch")).bound == "compute"
-
-
-def test_by_kind_is_said_and_is_an_estimate() -> None:
-    found = judged(**PLANTED["element-wise kernels of unknown bytes, long ones: by their kind"][1])
-    assert "by category" in found.summary
-    assert found.confidence == "estimated"
-
-
 def test_what_a_busy_machine_measured_is_said_beside_the_figures() -> None:
     noted = limits(notes=("other processes had 60 % of this machine's processors",))
     assert ("peaks", noted.notes[0]) in _matrix_at(0.8, peaks=noted).evidence
-
-
-def test_a_data_sheet_is_named_as_one() -> None:
-    found = _matrix_at(0.8, peaks=limits(source="datasheet"))
-    assert any("data sheet, not measured" in value for _, value in found.evidence)
 
 
 def test_a_faster_type_is_offered_only_where_this_device_multiplies_faster_in_it() -> None:
@@ -650,17 +516,6 @@ def test_idling_is_said_beside_another_verdict() -> None:
     found = judged(split=split, kernels=(kernel("matrix", 6.0, 60),), layers=profile(row))
     assert found.bound == "compute"
     assert "40 % of the time is idle" in found.summary
-
-
-def test_parts_of_the_time_add_up_to_it() -> None:
-    for name, (_, facts) in PLANTED.items():
-        shares = [
-            float(value.partition(" %")[0].rpartition("(")[2].rpartition(", ")[2].replace("<1", "0"))
-            for label, value in judged(**facts).evidence
-            if label in ("copies", "idle", "around the call", "overhead of nodes")
-            or (label in ("compute-bound", "memory-bound", "neither", "unclassified") and " of the time" in value)
-        ]
-        assert sum(shares) == pytest.approx(100, abs=3), name
 
 
 # ------------------------------------------------------------------------------------------------ properties
@@ -730,42 +585,6 @@ def test_whatever_the_facts_there_is_a_verdict_with_a_command_that_the_command_l
     parses(str(found.command))
 
 
-@settings(deadline=None)
-@given(situations(), st.floats(0.0, 500.0))
-def test_more_idling_never_turns_waiting_into_work(facts: dict[str, Any], more_ms: float) -> None:
-    """A verdict of launches or of the host stays one when the device waits longer for the same work."""
-    before = judged(**facts)
-    split: TimeBreakdown = facts["split"]
-    after = judged(**facts | {"split": dataclasses.replace(split, wall_ms=split.wall_ms + more_ms)})
-    waits = ("launch", "host")
-    if before.bound in waits and "is idle" in before.summary.partition(":")[2]:
-        assert after.bound in waits, (before.summary, after.summary)
-
-
-@settings(deadline=None)
-@given(situations(), st.floats(1.0, 100.0))
-def test_a_faster_device_never_makes_the_same_work_compute_bound(facts: dict[str, Any], times_faster: float) -> None:
-    """Against a higher ceiling the same rate is a smaller share; only a ceiling too low to be true may rise into one."""
-    if facts["peaks"] is None:
-        return
-    items = tuple(
-        dataclasses.replace(item, value=item.value * times_faster) if item.name.endswith("_matrix") else item
-        for item in facts["peaks"].peaks
-    )
-    before = judged(**facts)
-    if before.bound != "compute" and "times the measured" not in before.summary:
-        assert judged(**facts | {"peaks": dataclasses.replace(facts["peaks"], peaks=items)}).bound != "compute"
-
-
-@settings(deadline=None)
-@given(situations())
-def test_compute_bound_is_only_said_of_work_that_reaches_its_ceiling(facts: dict[str, Any]) -> None:
-    """No figure of operations, or no ceiling: no such claim."""
-    bare = facts | {"flops": None, "layers": None}
-    assert judged(**bare).bound != "compute"
-    assert judged(**facts | {"peaks": None}).bound != "compute"
-
-
 TINY = "a CPU that runs a thousand nodes of nothing"
 CACHES = "a CPU whose element-wise layers are faster than its memory: they work from the cache"
 
@@ -795,27 +614,6 @@ def test_another_number_of_threads_is_suggested_than_the_one_that_ran(given_: di
     parses(command)
 
 
-def test_the_price_of_the_call_is_told_beside_that_of_the_nodes() -> None:
-    split = TimeBreakdown(wall_ms=0.0044, compute_ms=0.0044)
-    found = on_cpu(split=split, layers=profile(layer("element-wise", 0.002, flops=4, nbytes=64), clock="host"))
-    assert "the call costs 4.00 us and the only node 0.250 us" in found.summary
-    assert "each of 1000 nodes costs 0.250 us and the call 4.00 us" in judged(**PLANTED[TINY][1]).summary
-
-
-def test_the_model_a_command_needs_is_named_where_it_is_known() -> None:
-    found = judged(**PLANTED["a CPU at 80 % of what it multiplies"][1], model="my model.onnx")
-    assert "'my model.onnx' --precision int8" in str(found.command)
-
-
-def test_a_batch_the_engine_does_not_take_is_asked_of_another_engine() -> None:
-    facts = PLANTED[TINY][1]
-    assert "bench model.engine --batch 16" in str(judged(**facts, max_batch=16).command)
-    too_small = judged(**facts, max_batch=8, model="net.onnx")
-    assert "bench net.onnx --batch 16" in str(too_small.command) and "8 at most" in too_small.next_step
-    fixed = judged(**facts, fixed_batch=True, model="net.onnx")
-    assert "--batch" not in str(fixed.command) and "open batch" in fixed.next_step
-
-
 # ------------------------------------------------------------------------------------------------ commands
 
 
@@ -823,14 +621,8 @@ def parses(line: str) -> None:
     """The command line as the tool itself reads it: a verb of its own, options it has."""
     words = shlex.split(line)
     assert words[0] == "trt-engine" and words[1] in VERBS, line
-    command: click.Command = importlib.import_module(f"trt_engine.cli.{VERBS[words[1]][0]}").command
+    command: click.Command = importlib.import_module(command_module(words[1])).command
     command.make_context(words[1], words[2:])
-
-
-def test_the_check_of_commands_refuses_what_the_command_line_does() -> None:
-    for wrong in ("trt-engine bench model.engine --no-such-flag", "trt-engine doctor --batch 8"):
-        with pytest.raises((click.ClickException, UsageError)):
-            parses(wrong)
 
 
 def faster(times: float, *, ms: float = 5.0) -> LayerProfile:
@@ -866,3 +658,10 @@ def test_without_peaks_the_slowest_layer_leads() -> None:
     found = judged(layers=faster(0.5, ms=6.0), peaks=None, split=TimeBreakdown(wall_ms=11.2, busy_ms=11.0, gpu_ms=11.0))
     assert found.summary.startswith("the slowest layer is `conv7` (matrix): 6")
     assert "--peaks" in (found.command or "")
+
+
+def test_without_kernels_a_low_rate_of_the_whole_is_not_taken_for_slow_kernels() -> None:
+    found = judged(split=TimeBreakdown(wall_ms=10.0, gpu_ms=9.9), flops=int(0.1 * 800 * TERA * 9.9e-3), nbytes=10**6)
+    assert found.bound == "unknown"
+    assert "the kernels' part of it is unknown" in found.summary
+    assert "--profiler cupti" in str(found.command)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import random
 import shutil
 import subprocess
 import sys
@@ -20,21 +19,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patience import HANG_S
-from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.errors import UsageError
 from trt_engine.profiling.instruments.capture import (
-    Capture,
-    HostSpan,
     IntervalSet,
     Launch,
     ProfilerUnavailable,
-    SpanIndex,
     assemble,
     capture,
     instrument_status,
     is_async_launch,
     window_of,
 )
-from trt_engine.profiling.instruments.kineto import INFERENCE_MARK, read_trace
+from trt_engine.profiling.instruments.kineto import read_trace
 from trt_engine.profiling.kernels import split_by_inference
 from trt_engine.records.profile import Activity
 
@@ -49,44 +45,16 @@ def kernel(start: int, end: int, correlation: int = 0, **more: Any) -> Activity:
 # ------------------------------------------------------------------------------------------------ putting together
 
 
-def test_records_come_in_any_order_and_leave_by_their_start() -> None:
-    items = [kernel(start, start + 5, number) for number, start in enumerate((40, 10, 70, 20), 1)]
-    calls = [Launch("cudaLaunchKernel", item.start_ns - 3, item.start_ns - 1, item.correlation) for item in items]
-    found = assemble(reversed(items), calls, [(0, 100)], "s")
-    assert [item.start_ns for item in found.activities] == [10, 20, 40, 70]
-    assert [call.start_ns for call in found.launches] == [7, 17, 37, 67]
-    assert found.warnings == () and found.instrument == "s"
-
-
 def test_what_was_launched_before_the_first_inference_does_not_count_however_late_it_runs() -> None:
     calls = [Launch("cudaLaunchKernel", 5, 8, 1), Launch("cudaLaunchKernel", 12, 15, 2)]
     found = assemble([kernel(20, 30, 1), kernel(30, 40, 2)], calls, [(10, 50)], "s")
     assert [item.correlation for item in found.activities] == [2] and len(found.launches) == 1
 
 
-def test_without_launches_the_start_decides_and_no_launch_time_is_made_up() -> None:
-    found = assemble([kernel(5, 8), kernel(12, 14)], None, [(10, 50)], "s")
-    assert [item.start_ns for item in found.activities] == [12]
-    assert found.launch_ns is None and found.launches == ()
-
-
-def test_records_that_cannot_be_are_left_out_and_counted() -> None:
-    found = assemble([kernel(0, 0), kernel(15, 0), kernel(20, 12), kernel(12, 12)], [], [(10, 50)], "s")
-    assert [item.start_ns for item in found.activities] == [12]
-    assert found.warnings == ("3 records without a start or an end were left out: the device was not done with them",)
-
-
 def test_dropped_records_and_work_that_outlives_its_call_are_said() -> None:
     found = assemble([kernel(12, 90)], [], [(10, 50)], "s", dropped=17, warnings=["first"])
     assert found.warnings[0] == "first" and found.warnings[1].startswith("17 records were dropped")
     assert found.warnings[2] == "1 activities ended after their launching call had returned"
-
-
-def test_a_device_that_did_nothing_is_said() -> None:
-    found = assemble([kernel(80, 90)], [], [(10, 20), (30, 40)], "s")
-    assert found.activities == () and found.warnings == (
-        "the device did nothing in these 2 inferences (1 activities are outside)",
-    )
 
 
 def test_a_driver_call_inside_one_of_the_runtime_is_not_counted_twice() -> None:
@@ -100,12 +68,6 @@ def test_a_driver_call_inside_one_of_the_runtime_is_not_counted_twice() -> None:
     found = assemble([kernel(40, 41, 1)], calls, [(5, 95)], "s")
     assert found.launch_ns == 20
     assert [call.correlation for call in found.launches] == [1, 2, 3, 4]  # what waits is told, what asks nothing is not
-
-
-def test_of_two_records_of_one_call_the_outer_speaks() -> None:
-    calls = [Launch("cuLaunchKernel", 12, 18, 1), Launch("cudaLaunchKernel", 10, 20, 1), Launch("cuX", 13, 14, 1)]
-    (call,) = assemble([kernel(40, 41, 1)], calls, [(5, 95)], "s").launches
-    assert call.name == "cudaLaunchKernel"
 
 
 @pytest.mark.parametrize(
@@ -132,30 +94,6 @@ def test_a_moment_lies_in_the_intervals_that_cover_it(found: list[tuple[int, int
     apart = sorted((start * 20, start * 20 + length) for start, length in found)
     expected = [number for number, (start, end) in enumerate(apart) if start <= moment * 10 <= end]
     assert window_of(apart, moment * 10) == (expected[0] if expected else None)
-
-
-@given(st.data())
-def test_the_innermost_span_is_the_shortest_that_holds_the_moment(data: st.DataObject) -> None:
-    spans: list[HostSpan] = []
-
-    def fill(start: int, end: int, depth: int) -> None:
-        at = start
-        while at < end and depth < 3:
-            begin = data.draw(st.integers(at, end))
-            finish = data.draw(st.integers(begin, end))
-            if finish > begin and (begin, finish) != (start, end):
-                spans.append(HostSpan(f"{depth}-{begin}", begin, finish, 1))
-                fill(begin + 1, finish - 1, depth + 1)
-            at = finish + 2
-
-    fill(0, 30, 0)
-    shuffled = random.Random(0).sample(spans, len(spans))
-    innermost = SpanIndex(shuffled)
-    for moment in range(-1, 32):
-        holding = [span for span in spans if span.start_ns <= moment <= span.end_ns]
-        expected = max(holding, key=lambda span: int(span.name[0])).name if holding else None
-        assert innermost.innermost(moment, 1) == expected
-        assert innermost.innermost(moment, 2) is None
 
 
 # ------------------------------------------------------------------------------------------------ CUPTI, scripted
@@ -212,21 +150,6 @@ def test_buffers_that_fill_up_lose_nothing(cupti: Any) -> None:
     assert [len(items) for items in split_by_inference(found)] == [200, 200] and found.warnings == ()
 
 
-def test_records_without_room_are_counted(cupti: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    machine = cupti.api.machine
-    room = iter([(1 << 20, 0)] * 2)
-    monkeypatch.setattr(cupti, "_buffer_requested", lambda: next(room, (0, 0)))
-    found = cupti.capture(lambda: [machine.launch("k", 10) for _ in range(10)], 8)
-    assert len(found.activities) < 80
-    assert any("records were dropped" in warning for warning in found.warnings)
-
-
-def test_kernels_the_device_has_not_finished_are_left_out(cupti: Any) -> None:
-    machine = cupti.api.machine
-    found = cupti.capture(lambda: (machine.launch("k", 10), machine.launch("k", 10, done=False)), 1)
-    assert len(found.activities) == 1 and "without a start or an end" in found.warnings[0]
-
-
 def test_a_record_of_a_kind_nobody_knows_spoils_no_other(cupti: Any) -> None:
     machine = cupti.api.machine
     machine.unreadable = True
@@ -274,13 +197,6 @@ def test_what_cupti_refuses_becomes_a_reason_and_a_remedy(cupti: Any, status: st
         cupti.capture(lambda: None, 1)
     assert helps in (caught.value.hint or "")
     assert cupti.api.machine.subscribers == 0 and cupti.api.machine.enabled == set()
-
-
-def test_records_that_are_not_handed_over_are_no_capture(cupti: Any) -> None:
-    cupti.api.machine.stuck = True
-    with pytest.raises(ProfilerUnavailable, match="does not hand its records over"):
-        cupti.capture(lambda: cupti.api.machine.launch("k", 10), 1)
-    assert cupti.api.machine.subscribers == 0
 
 
 def test_copies_between_gpus_and_ranges_may_be_missing(cupti: Any) -> None:
@@ -334,23 +250,6 @@ def test_a_trace_of_pytorchs_profiler_on_a_gpu() -> None:
     assert all(calls[item.correlation].start_ns < item.start_ns for item in found.activities)
     assert found.launch_ns and found.warnings == ()
     assert str(found.inferences[0][0]).startswith("17953143")  # seconds since 1970
-
-
-@pytest.mark.parametrize("broken", [{}, {"traceEvents": None}, {"traceEvents": {}}], ids=["nothing", "null", "no list"])
-def test_a_trace_without_events_is_said_to_be_none(broken: dict[str, Any]) -> None:
-    with pytest.raises(TrtEngineError, match="traceEvents"):
-        read_trace(broken, "t")
-
-
-def test_odd_events_of_a_trace_are_passed_over() -> None:
-    odd: list[Any] = [None, 3, {"ph": "X"}, {"ph": "X", "cat": "kernel", "name": "k", "ts": 2, "dur": 1, "args": None}]
-    odd.append(
-        {"ph": "X", "cat": "user_annotation", "name": INFERENCE_MARK, "ts": 1, "dur": 9, "pid": 1, "tid": "main"}
-    )
-    odd.append({"ph": "X", "cat": "user_annotation", "name": "step 3", "ts": 20, "dur": 5, "pid": 1, "tid": 1})
-    found = read_trace({"traceEvents": odd}, "t")
-    assert found.inferences == ((1000, 10_000),)
-    assert [(item.start_ns, item.end_ns, item.grid) for item in found.activities] == [(2000, 3000, None)]
 
 
 # ------------------------------------------------------------------------------------------------ in-process profilers
@@ -473,7 +372,3 @@ def test_a_process_that_one_instrument_has_watched_is_not_given_to_another(tmp_p
             print(json.dumps([error.message, len(again.activities)]))
     """, SCRIPTED, tmp_path)  # fmt: skip
     assert found == ["cupti has profiled this process already, and two profilers in one process conflict", 2]
-
-
-def test_a_capture_is_a_value() -> None:
-    assert Capture((), None, (), "s") == Capture((), None, (), "s")

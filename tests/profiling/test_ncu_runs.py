@@ -23,7 +23,7 @@ from trt_engine.profiling.instruments import ncu, nsight_tools
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
 from trt_engine.profiling.instruments.nsight_tools import Permission
 from trt_engine.records.profile import Counters
-from trt_engine.verbs.build import build
+from trt_engine.verbs.build.run import build
 
 Tool = Callable[..., Path]
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import copy
 import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from nsight_tools.stand_in import write_tool
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
-from trt_engine.profiling.instruments.ncu_output import detect_decimal_mark, parse_number
 from trt_engine.profiling.instruments.nsight_run import ProcessResult, find_known_failure
 from trt_engine.profiling.instruments.nsight_tools import Permission, find_tool, read_permission
 
@@ -61,14 +59,6 @@ def test_of_nvidia_s_folders_the_newest_version_wins_by_number_and_not_by_letter
 )
 def test_the_folders_of_other_packages_are_looked_at_too(place: str, tmp_path: Path) -> None:
     assert find_tool("nsys", root=machine(tmp_path, **{place: (2025, 1, 1)}), path="").version == (2025, 1, 1)
-
-
-def test_the_variable_names_a_program_or_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = write_tool(tmp_path / "mine", "ncu", (2025, 1, 0, 0))
-    other = write_tool(tmp_path / "bin", "ncu", (2026, 1, 0, 0))
-    for value in (named, named.parent):
-        monkeypatch.setenv("TRT_ENGINE_NCU", str(value))
-        assert find_tool("ncu", path=str(other.parent)).path == named
 
 
 def test_a_variable_that_names_nothing_is_an_error_and_not_passed_over(
@@ -171,45 +161,3 @@ def test_known_messages_have_a_reason(said: str, reason: str, tmp_path: Path) ->
 )
 def test_the_signal_that_ended_a_program_is_told_by_tool_or_exit_code(code: int, said: str, name: str | None) -> None:
     assert ProcessResult("ncu", code, said, Path("ncu.log")).signal == name
-
-
-# ------------------------------------------------------------------------------------------------ numbers of any locale
-
-Read = Callable[..., float | int | None]
-
-
-@pytest.mark.parametrize(
-    ("text", "mark", "value"),
-    [
-        ("1,234,567.8", None, 1234567.8), ("1.234.567,8", None, 1234567.8), ("1'234'567.8", None, 1234567.8),
-        ("1\u00a0234\u00a0567,8", None, 1234567.8), ("5,156,128", None, 5156128), ("27.595.520", None, 27595520),
-        ("65,77", None, 65.77), ("65.77", None, 65.77), ("0.000", None, 0.0), ("21.218", None, 21.218),
-        ("117.344", ",", 117344), ("28,448", ".", 28448), ("12", None, 12), ("-1.5e3", None, -1500.0),
-        ("1234.5", None, 1234.5),
-        ("n/a", None, None), ("", None, None), ("0x3", None, None), ("1.2.3", None, None), ("2024.6.2", None, None),
-        ("1,23,456", None, None), ("12 (x)", None, None),
-    ],
-)  # fmt: skip
-def test_a_number_is_read_as_it_was_meant(text: str, mark: str | None, value: float | None) -> None:
-    assert parse_number(text, mark) == value
-
-
-def test_a_whole_number_has_no_decimals_where_nothing_else_tells() -> None:
-    assert parse_number("117.344", whole=True) == 117344 and parse_number("117,344", whole=True) == 117344
-    assert parse_number("117.344") == 117.344
-
-
-def test_a_number_of_any_length_is_read_or_is_none() -> None:
-    assert parse_number("9" * 400) == float("inf")
-    assert parse_number("9" * 400, whole=True) == float("inf")
-
-
-@pytest.mark.parametrize(
-    ("texts", "mark"),
-    [
-        (["117.344", "65,77"], ","), (["117,344", "65.77"], "."), (["27.595.520"], ","), (["117.344"], None),
-        (["1,5", "1.5"], None), (["CachePreferNone", "n/a", "12"], None), (["0.123"], "."),
-    ],
-)  # fmt: skip
-def test_the_decimal_mark_of_a_document_is_what_no_number_of_it_contradicts(texts: list[str], mark: str | None) -> None:
-    assert detect_decimal_mark(texts) == mark

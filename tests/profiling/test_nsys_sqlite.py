@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ from trt_engine.profiling.kernels import split_by_inference
 SCHEMA = (SAMPLES / "nsys-sqlite-schema-2024.6.2.sql").read_text()
 TID = 0x1000000
 PID, THREAD = 77 * TID, 77 * TID + 5
-
-Put = Callable[..., None]
 
 
 class Export:
@@ -119,16 +116,6 @@ def test_a_call_of_the_runtime_and_the_driver_s_under_it_count_once(export: Expo
     assert export.done().launch_ns == 200
 
 
-def test_numbers_of_two_processes_are_not_taken_for_one(export: Export) -> None:
-    export.range(0, 10_000, "trt_engine inference 0")
-    export.range(90, 200, "mine")
-    export.call(100, 110, 1)
-    export.kernel(150, 160, 1, "mine")
-    export.kernel(170, 180, 1, "theirs", pid=78 * TID)
-    mine, theirs = export.done().activities
-    assert (mine.range, theirs.range) == ("mine", None) and mine.correlation != theirs.correlation
-
-
 def test_what_lies_outside_every_inference_is_left_out(export: Export) -> None:
     for index, start in enumerate((100, 300)):
         export.range(start, start + 100, f"trt_engine inference {index}")
@@ -225,20 +212,6 @@ def test_an_export_older_than_its_report_is_said(export: Export) -> None:
 # ------------------------------------------------------------------------------------------------ damaged
 
 
-def test_an_export_cut_anywhere_is_refused_in_words(export: Export) -> None:
-    for number in range(400):
-        export.call(100 + 20 * number, 105 + 20 * number, number + 1)
-        export.kernel(110 + 20 * number, 115 + 20 * number, number + 1, f"kernel {number}")
-    whole = export.done()
-    assert len(whole.activities) == 400
-    raw = export.path.read_bytes()
-    for size in range(0, len(raw), len(raw) // 97):
-        export.path.write_bytes(raw[:size])
-        with pytest.raises(ProfilerUnavailable) as refused:
-            read_sqlite(export.path)
-        assert "x.sqlite" in refused.value.message and "nsys export" in (refused.value.hint or "")
-
-
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
@@ -252,26 +225,3 @@ def test_what_is_no_export_is_refused_with_what_was_found(content: bytes, reason
     path.write_bytes(content)
     with pytest.raises(ProfilerUnavailable, match=reason):
         read_sqlite(path)
-
-
-def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ProfilerUnavailable, match="no such file"):
-        read_sqlite(tmp_path / "x.sqlite")
-    with pytest.raises(ProfilerUnavailable, match="is a folder"):
-        read_sqlite(tmp_path)
-
-
-def test_a_database_of_something_else_is_told_by_its_tables(tmp_path: Path) -> None:
-    database = sqlite3.connect(tmp_path / "x.sqlite")
-    database.execute("CREATE TABLE cats (name TEXT)")
-    database.commit()
-    database.close()
-    with pytest.raises(ProfilerUnavailable, match="none of nsys: it has cats"):
-        read_sqlite(tmp_path / "x.sqlite")
-
-
-def test_text_where_a_number_belongs_is_refused(export: Export) -> None:
-    export.kernel(120, 130, 1)
-    export.database.execute("UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET start = 'soon'")
-    with pytest.raises(ProfilerUnavailable, match="holds values nsys does not write"):
-        export.done()

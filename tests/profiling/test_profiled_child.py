@@ -21,7 +21,7 @@ from patience import HANG_S, text_of, until
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.profiling.instruments.target import TargetOutcome, TargetRequest, encode, read_outcome
-from trt_engine.verbs.build import build
+from trt_engine.verbs.build.run import build
 
 TOOLS = Path(nsight_tools.__file__).parent
 
@@ -182,21 +182,3 @@ def test_libraries_the_loader_finds_serve_where_no_package_does(start: Start, tm
     ]  # fmt: skip
     found = answer(tmp_path)
     assert (found.switch, found.ranges) == ("libcudart.so.13", "libnvToolsExt")
-
-
-def test_facts_of_any_type_are_told_as_text(start: Start, tmp_path: Path) -> None:
-    site = tmp_path / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(
-        "from trt_engine.backends.fake import run\n"
-        "class Version(str):\n    pass\n"
-        "run.FakeSession.runtime_info = lambda self: {'library': Version('2.11'), 'number': 3}\n"
-    )
-    assert ended(start(site, TOOLS / "injected", inferences=1)) == (0, "")
-    assert answer(tmp_path).facts == {"library": "2.11", "number": "3"}
-
-
-def test_no_answer_is_none(tmp_path: Path) -> None:
-    assert read_outcome(tmp_path / "nothing") is None
-    (tmp_path / "half").write_text('{"pid": 1, "stage"')
-    assert read_outcome(tmp_path / "half") is None

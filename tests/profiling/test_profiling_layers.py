@@ -14,7 +14,7 @@ from trt_engine.backend import get_backend
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.load import read_proto
-from trt_engine.profiling.layer_profile import count_work, layer_shares, precision_shares, profile_layers
+from trt_engine.profiling.layer_profile import count_work, layer_shares, profile_layers
 from trt_engine.records.profile import Category, LayerProfile, LayerRow
 
 FEEDS = {"images": np.zeros((2, 3, 8, 8), np.float32)}
@@ -57,14 +57,6 @@ def test_the_work_is_the_layers_own_where_each_tells_and_the_models_elsewhere(fa
     assert count_work(fake, SHAPES, silent).source == count_work(fake, SHAPES, None).source == "model"
 
 
-def test_an_engine_whose_model_is_gone_has_no_work_to_tell(tmp_path: Path) -> None:
-    net = models.conv_net(tmp_path / "net.onnx")
-    engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4), out=tmp_path / "n.fake", parity=False)
-    net.unlink()
-    assert count_work(engine, SHAPES, None).flops is None
-    assert all(item.flops is None for item in profiled(engine).rows if item.category == "matrix")
-
-
 def test_shares_go_by_medians_and_are_of_the_layers_alone() -> None:
     found = LayerProfile((row("a", "matrix", 3.0), row("b", "copy", 1.0), row("c", "matrix", 4.0)), 5, "here")
     shares = layer_shares(found)
@@ -73,8 +65,9 @@ def test_shares_go_by_medians_and_are_of_the_layers_alone() -> None:
     ]  # fmt: skip
 
 
-def test_the_time_by_type_keeps_what_computes_nothing_apart() -> None:
-    rows = (row("a", "matrix", 6.0, "int8"), row("b", "element-wise", 2.0, "fp32"), row("c", "copy", 1.0),
-            row("d", "other", 1.0))  # fmt: skip
-    assert precision_shares(LayerProfile(rows, 5, "here")) == {"int8": 0.6, "fp32": 0.2, "moves": 0.1, "other": 0.1}
-    assert precision_shares(LayerProfile(rows[2:], 5, "here")) == {}, "where no type is told, none is claimed"
+def test_an_engine_whose_model_is_gone_has_no_work_to_tell(tmp_path: Path) -> None:
+    net = models.conv_net(tmp_path / "net.onnx")
+    engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4), out=tmp_path / "n.fake", parity=False)
+    net.unlink()
+    assert count_work(engine, SHAPES, None).flops is None
+    assert all(item.flops is None for item in profiled(engine).rows if item.category == "matrix")

@@ -7,11 +7,9 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trt_engine.errors import SetupError
 from trt_engine.profiling.instruments.capture import Launch
 from trt_engine.profiling.timeline import write_timeline
 from trt_engine.records.profile import Activity, LayerProfile, LayerRow
@@ -123,27 +121,6 @@ def test_layer_means_stand_in_a_row_of_their_own(tmp_path: Path) -> None:
     keep_the_rules(events)
     found = {event["name"]: (event["ts"], event["dur"]) for event in events if event.get("cat") == "matrix"}
     assert found == {"a": (0.0, 1500.0), "b": (1500.0, 250.0), "c": (1750.0, 0.0)}
-
-
-def test_names_may_hold_anything(tmp_path: Path) -> None:
-    odd = 'quote " back \\ new\nline </script> ünï \udcff \x00'
-    activities = [kernel(odd, 0, 5, correlation=1, range=odd)]
-    path = write_timeline(tmp_path / "t.json", activities=activities, layers_of={0: odd}, title=odd)
-    events = read(path)
-    keep_the_rules(events)
-    assert any("</script>" in str(event.get("name")) and event.get("dur") for event in events)
-
-
-def test_nothing_at_all_is_a_valid_timeline(tmp_path: Path) -> None:
-    assert read(write_timeline(tmp_path / "t.json")) == []
-
-
-def test_a_timeline_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:
-    target = tmp_path / "folder"
-    target.mkdir()
-    with pytest.raises(SetupError):
-        write_timeline(target, activities=[kernel("a", 0, 1)])
-    assert list(tmp_path.iterdir()) == [target] and list(target.iterdir()) == []
 
 
 spans = st.tuples(st.integers(0, 200), st.integers(0, 50)).map(lambda pair: (pair[0], pair[0] + pair[1]))

@@ -10,7 +10,8 @@ from typing import Any
 
 from sample_runs import CPU, GPU, GPU_RULES, RULES, record, samples
 
-from trt_engine.records.base import encode_record, verb_document
+from trt_engine.atomic_io import encode_json
+from trt_engine.records.base import verb_document
 from trt_engine.records.compare import (
     CompareReport,
     CompareSide,
@@ -25,6 +26,7 @@ from trt_engine.records.compare import (
 from trt_engine.records.evaluate import EvaluateReport
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import Precision
+from trt_engine.records.percentiles import summarize
 from trt_engine.records.profile import (
     Bottleneck,
     CategoryShare,
@@ -38,7 +40,6 @@ from trt_engine.records.profile import (
     ProfileReport,
     TimeBreakdown,
 )
-from trt_engine.records.summary import summarize
 from trt_engine.records.sweep import CellResult, CellSpec, RunManifest
 
 IMAGES = "sha256:" + "5b" * 32
@@ -260,12 +261,12 @@ def write(
             command=command, title="Digits in three precisions",
         )  # fmt: skip
         manifest = replace(manifest, **changes)
-        (folder / "run.json").write_bytes(encode_record(verb_document("run", manifest, command=command)))
+        (folder / "run.json").write_bytes(encode_json(verb_document("run", manifest, command=command)))
         (folder / "plan.yaml").write_text("models: {}\n")
         (folder / "cells").mkdir(exist_ok=True)
         for result in results:
             made = verb_document("cell", result, command=command)
-            (folder / "cells" / f"{result.spec.label}.json").write_bytes(encode_record(made))
+            (folder / "cells" / f"{result.spec.label}.json").write_bytes(encode_json(made))
             for kind in ("logs", "engines", "benchmark"):
                 (folder / kind).mkdir(exist_ok=True)
             (folder / "logs" / f"{result.spec.label}.log").write_text(f"built {result.spec.label}\n")
@@ -274,14 +275,14 @@ def write(
                 (folder / result.engine).write_bytes(b"\x08\x07engine" + result.spec.label.encode())
     if profiled is not None:
         (folder / "profile.json").write_bytes(
-            encode_record(verb_document("profile", profiled, command="trt-engine profile x"))
+            encode_json(verb_document("profile", profiled, command="trt-engine profile x"))
         )
         (folder / "profile").mkdir(exist_ok=True)
         for name in ("timeline.json", "onnxruntime_profile.json"):
             (folder / "profile" / name).write_text("[]\n")
     if compare is not None:
         (folder / "compare.json").write_bytes(
-            encode_record(verb_document("compare", compare, command="trt-engine compare a b"))
+            encode_json(verb_document("compare", compare, command="trt-engine compare a b"))
         )
     return folder
 
@@ -412,9 +413,9 @@ def hostile(folder: Path) -> Path:
     safe = [replace(item, spec=replace(item.spec, label=f"c{index}")) for index, item in enumerate((named, *cells[1:]))]
     write(folder, safe, compare=report, title=evil, name=evil)
     for item, file in zip((named, *cells[1:]), sorted((folder / "cells").iterdir()), strict=True):
-        file.write_bytes(encode_record(verb_document("cell", item, command=evil)))
+        file.write_bytes(encode_json(verb_document("cell", item, command=evil)))
     manifest = RunManifest(evil, "plan.yaml", "x", tuple(i.spec for i in (named, *cells[1:])), (), CPU, "x", evil, evil)
-    (folder / "run.json").write_bytes(encode_record(verb_document("run", manifest, command=evil)))
+    (folder / "run.json").write_bytes(encode_json(verb_document("run", manifest, command=evil)))
     return folder
 
 

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from trt_engine.atomic_io import encode_json
 from trt_engine.device.info import Clocks
 from trt_engine.environment import Environment
-from trt_engine.records.base import Finding, StepTime, append_record, encode_record, verb_document
+from trt_engine.records.base import Finding, StepTime, append_record, verb_document
 from trt_engine.records.bench import BenchRecord, Protocol
+from trt_engine.records.percentiles import summarize
 from trt_engine.records.size import BatchResult, CliffPoint, PreflightCheck, SizeReport
-from trt_engine.records.summary import summarize
 
 CPU = Environment(
     tool="0.1.0",
@@ -139,7 +140,7 @@ def write(
 ) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if report is not None:
-        (folder / "size.json").write_bytes(encode_record(verb_document("size", report, command=command)))
+        (folder / "size.json").write_bytes(encode_json(verb_document("size", report, command=command)))
         for name in ("engines", "b1"):
             (folder / name).mkdir(exist_ok=True)
         (folder / "b1" / "trtexec_b1.log").write_text("log\n")

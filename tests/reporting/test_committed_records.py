@@ -60,15 +60,6 @@ def test_verdict_and_categories_follow_from_the_facts_by_the_rules_of_today(file
     )
 
 
-def test_the_profile_of_a_vit_is_bound_by_its_products(kept: ProfileReport) -> None:
-    said = kept.bottleneck
-    assert said.bound == "compute"
-    assert "46 % of the time with copies goes to matrix kernels at 372 of the 767 TFLOP/s" in said.summary
-    assert ("time of one inference", "10.4 ms") in said.evidence
-    assert ("with copies, sequentially", "13.3 ms: the base of the shares") in said.evidence
-    assert kept.categories[0].category == "matrix" and kept.categories[0].share == pytest.approx(0.583, abs=0.001)
-
-
 def test_the_union_of_kernels_is_within_a_twentieth_of_the_time_measured_without_a_profiler(
     kept: ProfileReport,
 ) -> None:

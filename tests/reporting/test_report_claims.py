@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 import sample_runs
 
-from trt_engine.environment import Environment
-from trt_engine.errors import UsageError
-from trt_engine.format import format_column, format_or_dash
+from trt_engine.format import format_or_dash
 from trt_engine.records.bench import Protocol
 from trt_engine.reporting.document import clean_text
 from trt_engine.reporting.report import FORMATS, is_own_report, report, write_reports
@@ -93,13 +91,6 @@ def test_a_run_that_ended_early_still_makes_a_report(tmp_path: Path, format: str
     assert expected in said
 
 
-def test_a_cut_off_line_is_said_in_the_report(tmp_path: Path) -> None:
-    folder = sample_runs.cpu_run(tmp_path / "run")
-    raw = (folder / "records.jsonl").read_bytes()
-    (folder / "records.jsonl").write_bytes(raw[:-50])
-    assert "Line 2 of records.jsonl is cut off and was skipped." in words(report(folder), "text")
-
-
 @pytest.mark.parametrize("format", FORMATS)
 def test_no_transfer_time_is_in_any_report(tmp_path: Path, format: str) -> None:
     records = [
@@ -126,24 +117,6 @@ def test_names_from_records_never_become_markup_on_the_page(tmp_path: Path) -> N
     assert "\x1b" not in made and "\u202e" not in made
 
 
-def test_names_from_records_never_become_markup_in_markdown(tmp_path: Path) -> None:
-    made = report(sample_runs.hostile_run(tmp_path / "run"), "md")
-    tables = re.findall(r"(?:^\|.*\n)+", made, re.MULTILINE)
-    assert len(tables) >= 6
-    for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
-    outside = re.sub(r"^(`{3,})console\n.*?^\1$", "", made, flags=re.DOTALL | re.MULTILINE)  # in a fence all is text
-    assert "<script" in made and "<script" not in outside and "<img" not in outside
-    assert re.findall(r"(?<!\\)\]\((.*?)\)", outside) == ["<size.json>", "<records.jsonl>"]
-    assert "\x1b" not in made and "\u202e" not in made
-
-
-def test_the_terminal_gets_no_control_characters(tmp_path: Path) -> None:
-    made = report(sample_runs.hostile_run(tmp_path / "run"))
-    assert "\x1b" not in made and "\u202e" not in made and "модель" not in made
-    assert "имя" in made
-
-
 def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
     for name, make in sample_runs.RUNS.items():
         page = _Text(report(make(tmp_path / name), "html"))
@@ -153,19 +126,6 @@ def test_the_page_asks_for_nothing_from_outside(tmp_path: Path) -> None:
         assert not [attrs for _, attrs in page.tags if any(key.startswith("on") or key == "src" for key in attrs)]
         policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv"))
         assert policy is not None and policy.startswith("default-src 'none'")
-
-
-def test_every_chart_has_a_title_a_description_and_a_table_in_its_section(tmp_path: Path) -> None:
-    made = report(sample_runs.gpu_run(tmp_path / "run"), "html")
-    sections = re.findall(r"<section.*?</section>", made, re.DOTALL)
-    drawn = [section for section in sections if 'role="img"' in section]
-    assert len(drawn) == 4
-    for section in drawn:
-        assert "<table>" in section
-        for svg in re.findall(r'<svg viewBox="[^"]*" role="img".*?</svg>', section, re.DOTALL):
-            assert re.search(r"<title id=[^>]*>\S.*?</title><desc id=[^>]*>\S.*?</desc>", svg, re.DOTALL)
-    names = re.findall(r' id="([^"]+)"', made)
-    assert len(names) == len(set(names))
 
 
 def test_links_lead_from_where_the_report_lies_and_only_to_what_is_there(tmp_path: Path) -> None:
@@ -214,39 +174,12 @@ def test_reports_are_known_as_ours_and_other_files_are_not(tmp_path: Path) -> No
     assert not is_own_report(folder / "size.json")
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="unknown report format `pdf`"):
-        report(sample_runs.cpu_run(tmp_path / "run"), "pdf")  # type: ignore[arg-type]
-
-
-def test_records_of_one_batch_under_two_protocols_are_told_apart(tmp_path: Path) -> None:
-    other = Protocol(**{name: getattr(sample_runs.RULES, name) for name in Protocol.__slots__} | {"name": "trtexec10"})
-    records = [sample_runs.record(8, 9.0, 60), sample_runs.record(8, 9.5, 60, seed=3, protocol=other)]
-    made = report(sample_runs.write(tmp_path / "run", None, records))
-    assert "only rows that agree in both compare" in made
-    assert "batch 8, trt-engine " in made and "batch 8, trtexec10 " in made
-
-
-@pytest.mark.parametrize("cores", [1, 4])
-def test_one_core_is_not_some_cores(tmp_path: Path, cores: int) -> None:
-    names = Environment.__slots__
-    here = Environment(**{name: getattr(sample_runs.CPU, name) for name in names} | {"cpu_cores": cores})
-    made = report(sample_runs.write(tmp_path / "run", None, [sample_runs.record(1, 2.0, 50, environment=here)]))
-    assert f"{cores} core{'s' if cores > 1 else ''}\n" in made
-
-
 @pytest.mark.parametrize(
     ("value", "shown"),
     [(0.0123, "0.0123"), (4.5678, "4.57"), (12345.6, "12,346"), (0, "0"), (None, "–"), (float("nan"), "–")],
 )
 def test_numbers_have_the_digits_that_mean_something(value: float | None, shown: str) -> None:
     assert format_or_dash(value) == shown
-
-
-def test_a_column_has_the_same_decimals_unless_the_smallest_would_vanish() -> None:
-    assert format_column([1.9312, 72.5, 210]) == ("1.93", "72.50", "210.00")
-    assert format_column([0.00123, 51234.5]) == ("0.00123", "51,234")
-    assert format_column([None, None]) == ("–", "–")
 
 
 def test_cleaned_text_stays_on_its_line() -> None:

@@ -55,13 +55,6 @@ def test_a_line_cut_off_in_the_middle_by_a_process_that_died_costs_only_itself(f
     assert run.skipped == ("line 2 of records.jsonl is cut off and was skipped",)
 
 
-def test_a_cut_inside_a_letter_of_two_bytes_is_a_cut_too(folder: Path) -> None:
-    whole = (folder / "records.jsonl").read_bytes()
-    line = whole.split(b"\n")[0].replace(b"Example", "Modèle".encode())
-    (folder / "records.jsonl").write_bytes(whole + line[: line.index("è".encode()) + 1])
-    assert len(RunRecords.open(folder).measurements) == 2
-
-
 def _empty_size(folder: Path) -> None:
     (folder / "size.json").write_bytes(b" \n")
 
@@ -148,10 +141,3 @@ def test_a_missing_folder_and_a_file_are_told_apart(folder: Path) -> None:
     with pytest.raises(UsageError, match="is a file, expected the folder of a run") as caught:
         RunRecords.open(folder / "size.json")
     assert str(folder) in (caught.value.hint or "")
-
-
-def test_a_folder_in_the_place_of_a_record_is_refused(folder: Path) -> None:
-    (folder / "size.json").unlink()
-    (folder / "size.json").mkdir()
-    with pytest.raises(UsageError, match=r"size.json` is a folder, expected a file"):
-        RunRecords.open(folder)

@@ -170,23 +170,6 @@ def test_an_unstable_measurement_fails_no_gate_and_the_text_names_only_what_it_i
     assert "digits-int8" in report.reason and "digits-fp32" not in report.reason
 
 
-def test_one_engine_measured_twice_fails_no_gate(tmp_path: Path) -> None:
-    engine = te.build(CLASSIFIER, precision="fp32", batch=(1, 2, 2), out=tmp_path / "one.engine.onnx")
-    for name, mean_ms in (("old", 10.0), ("new", 14.0)):
-        bench = record(2, mean_ms, 200, seed=1, environment=engine.passport.environment, engine=str(engine.path))
-        append_record(tmp_path / name / "records.jsonl", bench)
-    report = te.upgrade_check(tmp_path / "old", tmp_path / "new")
-    assert (report.verdict, report.exit_code) == ("undecided", 0)
-    assert any(text.startswith("nothing differs") for text in report.warnings)
-
-
-def test_speeds_of_two_machines_are_not_compared(old: Path, tmp_path: Path) -> None:
-    new = version(tmp_path / "new", replace(NEW, cpu="Another Processor"), fp32(24.0, 2), int8(12.0, 4))
-    report = te.upgrade_check(old, new)
-    assert report.verdict == "undecided" and not report.items[0].comparison.speed
-    assert any("Another Processor" in text for text in report.warnings)
-
-
 def test_without_images_each_version_is_compared_with_plain_onnxruntime(tmp_path: Path) -> None:
     bad = Parity("onnxruntime", "seeded random", 0.05, False, {"y": OutputError(0.9, 0.1, 0.31, 0.9)})
     old = version(tmp_path / "old", OLD, fp32(evaluation=None))
@@ -303,23 +286,6 @@ def test_what_is_neither_a_run_nor_an_engine_is_refused(path: str, reason: str, 
     (tmp_path / "model.onnx").write_bytes(b"\x08\x07")
     with pytest.raises(UsageError, match=reason):
         te.upgrade_check(old, tmp_path / path)
-
-
-def test_runs_without_a_common_engine_are_refused(old: Path, tmp_path: Path) -> None:
-    other = done(spec("yolo", "fp32", "onnxruntime", 1), 3.0)
-    with pytest.raises(UsageError, match="no engine of"):
-        te.upgrade_check(old, version(tmp_path / "new", NEW, other))
-
-
-def test_reports_are_not_written_over(old: Path, tmp_path: Path) -> None:
-    new = version(tmp_path / "new", NEW, fp32(12.0, 2), int8(6.0, 4))
-    assert run(["upgrade-check", str(old), str(new), "-o", str(tmp_path / "page"), "--dry-run", "-q"]) == 0
-    assert not (tmp_path / "page").exists()
-    te.upgrade_check(old, new, out=tmp_path / "page")
-    with pytest.raises(UsageError, match="is there already"):
-        te.upgrade_check(old, new, out=tmp_path / "page")
-    te.upgrade_check(old, new, out=tmp_path / "page", overwrite=True)
-    assert "every gate passed" in te.report(tmp_path / "page")
 
 
 OTHER_PYTHON = os.environ.get("TRT_ENGINE_TEST_OLD_ONNXRUNTIME_PYTHON")

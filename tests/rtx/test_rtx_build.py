@@ -26,7 +26,7 @@ from trt_engine.backends.tensorrt_rtx import build as building
 from trt_engine.backends.tensorrt_rtx.targets import build_targets, load_blocker, parity_options
 from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import BuildError, ModelError, SetupError, UsageError
+from trt_engine.errors import BuildError, SetupError, UsageError
 from trt_engine.graph.dtype_breakdown import data_types, first_float32_matmul
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.plan_header import plan_header
@@ -160,12 +160,6 @@ def test_a_precision_that_was_asked_for_is_proved_from_the_builders_log(build: B
     passport = build("product", "sm89", precision="fp16", batch=(4, 4, 4)).passport
     assert passport.precision.main_dtype == "fp16" and passport.precision.requested == "fp16"
     assert not any("could not be proved" in text for text in passport.build.warnings)
-
-
-def test_the_same_command_gives_the_same_bytes_and_another_gpu_another_key(build: Build, pair: Engine) -> None:
-    again = build("product", "sm120", "sm89", batch=(1, 4, 8), rebuild=True)
-    assert again.path.read_bytes() == pair.path.read_bytes()
-    assert build("product", "sm89", batch=(1, 4, 8)).passport.key != pair.passport.key
 
 
 def test_the_raw_log_and_the_phases_are_kept(pair: Engine, store: Store) -> None:
@@ -316,11 +310,6 @@ def test_weights_that_can_be_replaced_need_a_driver_and_that_is_known_before(bui
             build("product", "sm89", options=options)
 
 
-def test_a_timing_cache_is_not_used_and_that_is_noted(build: Build, tmp_path: Path) -> None:
-    engine = build("fp32", "sm86", timing_cache=tmp_path / "timings")
-    assert any("times nothing" in text for text in engine.passport.build.warnings) and not any(tmp_path.iterdir())
-
-
 # ------------------------------------------------------------------------------------------------ failures
 
 
@@ -351,14 +340,6 @@ def test_a_build_that_is_cancelled_stops_at_the_librarys_next_step(models: dict[
         patch.setattr(building, "BuildProgress", lambda doing: monitor)
         building.TensorRtRtxBuilder().build(open_model(models["fp16"]), config, places)
     assert not places.payload.exists() and monitor.steps <= 1, "the first step's answer ends it"
-
-
-def test_the_parsers_refusal_is_a_model_error(store: Store, tmp_path: Path) -> None:
-    nodes = [helper.make_node("Det", ["m"], ["d"], name="determinant"), helper.make_node("Reshape", ["x", "s"], ["m"])]
-    nodes = [nodes[1], nodes[0], helper.make_node("Add", ["x", "d"], ["y"])]
-    path = save(tmp_path / "det.onnx", nodes, [helper.make_tensor("s", TensorProto.INT64, [3], [1, 4, 32])])
-    with pytest.raises(ModelError, match=r"TensorRT-RTX .*det\.onnx"):
-        te.build(path, backend="tensorrt-rtx", gpus=("sm89",), store=store)
 
 
 def test_every_layer_and_tensor_of_the_builders_log_is_read(build: Build, monkeypatch: Any) -> None:

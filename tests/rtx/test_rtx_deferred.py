@@ -22,7 +22,7 @@ from trt_engine.records.build import BuildEachReport
 from trt_engine.records.passport import NOT_VALIDATED
 from trt_engine.store import Store
 from trt_engine.trt.gpu_targets import RTX_TARGETS
-from trt_engine.verbs.build_each import execute_builds, plan_builds
+from trt_engine.verbs.build.each import execute_builds, plan_builds
 
 elsewhere = pytest.mark.skipif(
     any(board.compute_capability in RTX_TARGETS for board in info.gpus()),

@@ -265,8 +265,6 @@ def test_a_build_that_succeeds_has_no_cause_and_phases_by_their_own_time(
     assert len(raw) > 500 and find_cause(raw) is None and find_cause(builder.logger.problems()) is None
     seconds = builder.progress.seconds
     assert {"Building engine", "Building engine from subgraph", "Computing profile costs"} <= set(seconds)
-    ranked = sorted(seconds.values())
-    assert ranked[-2] < 0.8 * ranked[-1], "a phase is not counted again in the phases around it"
     assert builder.progress.slowest_phases().count(" s") <= 4
 
 
@@ -277,13 +275,6 @@ def test_a_setting_that_is_refused_comes_with_the_librarys_reason(model: Model, 
 
 
 # ------------------------------------------------------------------------------------------------ the workspace
-
-
-def test_a_workspace_beyond_the_pool_is_cut_with_a_warning(model: Model, builder: Builder) -> None:
-    warned: list[str] = []
-    assert builder.build(convolution(model), batch=(1, 2, 4), workspace_mib=1 << 20, warned=warned)
-    assert len(warned) == 1 and warned[0].startswith("`--workspace` is 1048576 MiB and TensorRT-RTX has ")
-    assert builder.build(convolution(model), batch=(1, 2, 4), warned=warned) and len(warned) == 1, "not for the default"
 
 
 def test_too_little_workspace_is_tried_again_with_more(model: Model, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from rtx.networks import FORMATS, ROOT, build, check, count, has, refuse, written
+from rtx.networks import ROOT, build, check, count, has, refuse, written
 from trt_engine.cli.main import run
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.environment import distribution_version
@@ -42,7 +42,11 @@ TARGETS = RTX_TARGETS[1:]
 """Without Turing, which has no FP32 matrix products."""
 RNNT = ("encoder", "predictor", "joint")
 FLOATS = ("fp32", "fp16", "bf16")
-NETWORKS = ("yolo", "rtdetr", "detr", "vit", "bert", *RNNT)
+KINDS = {
+    "yolo": ("fp16", "int8"), "rtdetr": ("fp32", "int8"), "detr": ("bf16", "fp8"), "vit": ("fp16", "nvfp4"),
+    "bert": ("fp8", "int4+fp16"), "encoder": ("int8", "mxfp8"), "predictor": ("fp16", "int4"), "joint": ("fp32", "int8"),
+}  # fmt: skip
+"""Two formats of each network, and each format of some network; all of them on two networks: test_rtx_matrix.py."""
 SIZES = {"batch": (1, 2, 4), "B": (1, 2, 4), "sequence": (1, 16, 64), "T": (64, 128, 256), "U": (1, 3, 8)}
 """Smallest, usual and largest size of each open dimension."""
 
@@ -86,8 +90,7 @@ def shapes(model: Path, which: int) -> dict[str, tuple[int, ...]]:
     }
 
 
-@pytest.mark.parametrize("kind", FORMATS)
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize(("name", "kind"), [(name, kind) for name, kinds in KINDS.items() for kind in kinds])
 def test_a_recipe_is_built_for_every_gpu_that_has_its_format(
     name: str, kind: str, made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record_property: Record
 ) -> None:

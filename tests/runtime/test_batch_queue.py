@@ -125,17 +125,6 @@ def test_low_priority_is_never_passed_for_ever() -> None:
     assert 9 <= second <= 11
 
 
-def test_what_was_answered_long_ago_is_let_go() -> None:
-    waiting = BatchQueue(max_batch=1)
-    waiting.add(request(1e9, 1, "a", 0, 0.0, math.inf))
-    for second in range(1000):  # each is due later than the one that stays, so nobody looks at its entry
-        waiting.add(request(float(second), 1, "a", 0, 2e9, 5e9))
-        assert waiting.take_batch(float(second), flush=True)[0].arrived_s == second
-    (queue,) = waiting._queues.values()
-    assert len(queue.due_times) < 100
-    assert len(waiting._deadlines) < 100
-
-
 def test_the_departed_take_no_room_and_end_no_batch() -> None:
     for departs, sizes in ((0, (5, 5, 3)), (1, (5, 5, 3)), (2, (5, 3, 5))):
         waiting = BatchQueue(MAX_BATCH)
@@ -145,24 +134,6 @@ def test_the_departed_take_no_room_and_end_no_batch() -> None:
         asked[departs].future.cancel()
         assert waiting.take_batch(3.0, flush=True) == asked
         assert len(waiting) == 0
-
-
-def test_rows_that_have_gone_make_no_queue_full() -> None:
-    for goes in ("taken", "expired", "departed"):
-        waiting = BatchQueue(MAX_BATCH)
-        first = request(0.0, 6, "a", 0, 100.0, 1.0)
-        stays = request(0.0, 6, "a", 0, 100.0, math.inf)
-        waiting.add(first)
-        waiting.add(stays)
-        if goes == "taken":
-            assert waiting.take_batch(0.0) == [first]
-        elif goes == "expired":
-            assert waiting.remove_expired(2.0) == [first]
-        else:
-            first.future.cancel()
-            assert waiting.remove_cancelled() == [first]
-        assert waiting.take_batch(2.0) == []
-        assert waiting.take_batch(100.0) == [stays]
 
 
 def test_the_owner_is_woken_once_and_only_for_a_free_worker_or_a_deadline() -> None:

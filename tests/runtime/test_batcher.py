@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -16,9 +15,8 @@ import pytest
 
 from patience import HANG_S
 from trt_engine.config.profiles import Profile, ShapeRange
-from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
+from trt_engine.errors import DeadlineExpired, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
-from trt_engine.runtime.batch_rows import concat
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.stats import Histogram
 from trt_engine.tensors import Signature, TensorSpec
@@ -91,16 +89,6 @@ def test_a_batch_of_one_is_neither_copied_nor_sliced(make: Callable[..., Any]) -
     assert outputs["y"] is engine.gave["y"]
 
 
-def test_rows_of_a_joined_batch_are_nobody_elses(make: Callable[..., Any]) -> None:
-    engine, batcher = make(max_batch=8, max_wait_ms=0)
-    held(engine, batcher)
-    one, other = batcher.submit(rows(2, 1)), batcher.submit(rows(2, 2))
-    engine.free.set()
-    one.result(HANG_S)["y"][:] = -1
-    assert np.array_equal(other.result(HANG_S)["y"], 2 * rows(2, 2)["x"])
-    assert one.result()["y"].base is None
-
-
 def test_the_wait_is_counted_from_arrival(make: Callable[..., Any]) -> None:
     """What has waited behind a long run waits no longer for company."""
     _, batcher = make(max_batch=8, max_wait_ms=60_000)
@@ -112,12 +100,6 @@ def test_the_wait_is_counted_from_arrival(make: Callable[..., Any]) -> None:
     now[0] = 61.0
     batcher._inbox.put("look")
     assert late.result(HANG_S)["y"].shape == (1, 3)
-
-
-def test_a_full_batch_does_not_wait(make: Callable[..., Any]) -> None:
-    _, batcher = make(max_batch=4, max_wait_ms=60_000)
-    asked = [batcher.submit(rows(2)) for _ in range(2)]
-    assert all(future.result(HANG_S) for future in asked)
 
 
 def test_shapes_wait_in_queues_of_their_own(make: Callable[..., Any]) -> None:
@@ -174,23 +156,6 @@ def test_batches_are_filled_up_to_buckets_and_the_padding_is_counted(make: Calla
     assert (batcher.stats().padded_rows, batcher.stats().mean_batch) == (1, 3.0)
 
 
-def test_a_batch_that_is_filled_up_lies_in_memory_row_by_row() -> None:
-    joined = concat([{"x": np.ones((1, 3, 4, 4), np.float16)}, {"x": np.full((1, 3, 4, 4), 2, np.float16)}], 2, 8)["x"]
-    assert joined.flags.c_contiguous
-    assert joined[:, 0, 0, 0].tolist() == [1, 2, 2, 2, 2, 2, 2, 2]
-
-
-def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:
-    engine = Engine()
-    profile = Profile({"x": ShapeRange((4, 3), (4, 3), (8, 3))})
-    with Batcher(engine, profiles=[profile], max_wait_ms=0) as batcher:
-        assert batcher.run(rows(1))["y"].shape == (1, 3)
-        assert batcher.batching.max_batch == 8
-        with pytest.raises(FeedError, match="a request has 9 rows, the engine takes 8"):
-            batcher.submit(rows(9))
-    assert engine.given[0].shape == (4, 3)
-
-
 @pytest.mark.parametrize("output", [(), (3,), (1, 3)])
 def test_an_engine_whose_outputs_are_not_rows_is_refused_before_anything_waits(output: tuple[int, ...]) -> None:
     engine = Engine(Signature((X,), (TensorSpec("y", "float32", output, (None,) * len(output)),)))
@@ -212,24 +177,6 @@ def test_an_engine_that_gives_other_rows_than_it_should_fails_its_callers_with_a
     assert batcher.stats().retries == 1
 
 
-def test_several_batches_are_at_work_where_the_runner_can(make: Callable[..., Any]) -> None:
-    engine, batcher = make(width=2, max_batch=1, max_wait_ms=0)
-    engine.free.clear()
-    asked = [batcher.submit(rows(1)) for _ in range(3)]
-    assert engine.entered.acquire(timeout=HANG_S)
-    assert engine.entered.acquire(timeout=HANG_S)
-    assert not engine.entered.acquire(timeout=0.02)
-    engine.free.set()
-    assert all(future.result(HANG_S) for future in asked)
-
-
-def test_a_callback_may_ask_again(make: Callable[..., Any]) -> None:
-    _, batcher = make(max_batch=4, max_wait_ms=0)
-    again: Future[Any] = Future()
-    batcher.submit(rows(1)).add_done_callback(lambda _: again.set_result(batcher.run(rows(2))))
-    assert again.result(HANG_S)["y"].shape == (2, 3)
-
-
 def test_close_answers_what_waits_and_cancel_does_not(make: Callable[..., Any]) -> None:
     for cancel in (False, True):
         engine, batcher = make(max_batch=4, max_wait_ms=60_000)
@@ -243,17 +190,6 @@ def test_close_answers_what_waits_and_cancel_does_not(make: Callable[..., Any]) 
         assert waits.cancelled() is cancel
         with pytest.raises(UsageError, match="closed"):
             batcher.submit(rows(1))
-
-
-def test_a_deadline_makes_a_request_go_before_its_wait_is_over(make: Callable[..., Any]) -> None:
-    now = [0.0]
-    _, batcher = make(max_batch=64, max_wait_ms=60_000, clock=lambda: now[0])
-    asked = batcher.submit(rows(1), deadline_ms=200)
-    with pytest.raises(TimeoutError):
-        asked.result(0.05)
-    now[0] = 0.15  # past the half of its time that it may wait, and before its deadline
-    batcher._inbox.put("look")
-    assert asked.result(HANG_S)
 
 
 def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
@@ -272,29 +208,6 @@ def test_a_fault_of_ours_is_told_and_the_batcher_goes_on(
     batcher.close()
     stats = batcher.stats()
     assert (stats.requests, stats.failed, stats.answered, stats.waiting) == (2, 1, 1, 0)
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_callback_that_ends_its_thread_costs_nobody_an_answer(make: Callable[..., Any], late: bool) -> None:
-    """`sys.exit` in a callback: the thread it runs in belongs to everybody."""
-
-    def leaves(_: object) -> None:
-        raise SystemExit
-
-    engine, batcher = make(max_batch=8, max_wait_ms=0)
-    held(engine, batcher)
-    asked = [batcher.submit(rows(1, number), deadline_ms=1 if late else None) for number in range(3)]
-    for future in asked:
-        future.add_done_callback(leaves)
-    if late:
-        assert all(isinstance(future.exception(HANG_S), DeadlineExpired) for future in asked)
-    engine.free.set()
-    if not late:
-        assert [float(future.result(HANG_S)["y"][0, 0]) for future in asked] == [0, 2, 4]
-    assert batcher.submit(rows(1)).result(HANG_S)
-    batcher.close()
-    stats = batcher.stats()
-    assert (stats.failed, stats.running, stats.waiting, stats.expired) == (0, 0, 0, 3 if late else 0)
 
 
 def test_a_run_that_waited_too_long_for_a_context_has_failed_and_runs_no_more(make: Callable[..., Any]) -> None:
@@ -338,17 +251,6 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(threading.Thread, "start", starts)
 
 
-def test_who_is_late_is_told_though_no_thread_can_be_had(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, batcher = make(max_batch=8, max_wait_ms=0)
-    held(engine, batcher)
-    no_more_threads(monkeypatch, after=0)
-    assert isinstance(batcher.submit(rows(1), deadline_ms=1).exception(HANG_S), DeadlineExpired)
-    engine.free.set()
-    assert batcher.submit(rows(1)).result(HANG_S)
-
-
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_a_batcher_that_cannot_have_its_threads_leaves_none(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     before = set(threading.enumerate())
@@ -356,39 +258,6 @@ def test_a_batcher_that_cannot_have_its_threads_leaves_none(monkeypatch: pytest.
     with pytest.raises(TrtEngineError, match="needs 3 threads"):
         Batcher(Engine(width=2))
     assert set(threading.enumerate()) <= before
-
-
-def test_a_fault_of_ours_gives_the_room_back(make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, batcher = make(max_batch=4, max_wait_ms=0)
-    take = batcher._queue.take_batch
-
-    def fails(*_: object, **__: object) -> None:
-        monkeypatch.setattr(batcher._queue, "take_batch", take)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(batcher._queue, "take_batch", fails)
-    assert batcher.submit(rows(3)).exception(HANG_S)
-    assert batcher.stats().rows_waiting == 0
-
-
-def test_a_fault_of_ours_among_several_arrivals_leaves_nobody_waiting(
-    make: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine, batcher = make(max_batch=4, max_wait_ms=0)
-    first, add = held(engine, batcher), batcher._queue.add
-
-    def fails(*_: object) -> None:
-        monkeypatch.setattr(batcher._queue, "add", add)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(batcher._queue, "add", fails)
-    asked = [batcher.submit(rows(1)) for _ in range(3)]
-    engine.free.set()
-    assert first.result(HANG_S)
-    errors = [future.exception(HANG_S) for future in asked]
-    assert isinstance(errors[0], TrtEngineError)  # and any that arrived with it
-    assert all(error is None or isinstance(error, TrtEngineError) for error in errors)
-    assert batcher.run(rows(1)) and batcher.stats().rows_waiting == 0
 
 
 class Forgetful(Engine):
@@ -418,33 +287,6 @@ def test_arrays_are_their_callers_again_once_they_are_answered_or_cancelled() ->
         assert first.result(HANG_S) and futures[0].result(HANG_S) and futures[2].result(HANG_S)
         assert [array() is None for array in kept] == [True, True, True]
         assert [request.feeds for request in requests] == [None] * 3
-
-
-def test_each_caller_of_a_lost_batch_gets_an_error_of_its_own(make: Callable[..., Any]) -> None:
-    """A traceback grows as an error is raised, and callers raise theirs in threads of their own."""
-    engine, batcher = make(max_batch=4, max_wait_ms=0)
-    held(engine, batcher)
-    lost = DeviceLost("gone", hint="start again")
-
-    def fails(_: object) -> None:
-        raise lost
-
-    asked = [batcher.submit(rows(1)) for _ in range(3)]
-    engine.run = fails
-    engine.free.set()
-    told = [future.exception(HANG_S) for future in asked]
-    assert len({id(error) for error in told}) == 3
-    assert all(isinstance(error, DeviceLost) and error.message == "gone" and error.__cause__ is lost for error in told)
-
-
-def test_more_rows_than_may_wait_go_when_nobody_else_waits(make: Callable[..., Any]) -> None:
-    engine, batcher = make(max_batch=64, max_wait_ms=0, max_rows_waiting=4)
-    held(engine, batcher)
-    large = batcher.submit(rows(10))
-    with pytest.raises(Overloaded, match=r"10 rows are waiting, .* limit of 4"):
-        batcher.submit(rows(1))
-    engine.free.set()
-    assert large.result(HANG_S)["y"].shape == (10, 3)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="the interrupt is sent by an interval timer")
@@ -494,11 +336,12 @@ def test_the_times_tell_the_median_and_the_longest() -> None:
     assert read.mean_ms == pytest.approx(4)
 
 
-def test_cancelled_requests_are_counted_out_at_once_though_nothing_is_due(make: Callable[..., Any]) -> None:
-    _, batcher = make(max_batch=8, max_wait_ms=60_000)
-    assert batcher.submit(rows(1)).cancel()
-    ends_s = time.monotonic() + HANG_S
-    while batcher.stats().cancelled != 1:
-        assert time.monotonic() < ends_s
-        time.sleep(0.001)
-    assert batcher.stats().waiting == 0
+def test_fewer_rows_than_the_engine_takes_are_filled_up() -> None:
+    engine = Engine()
+    profile = Profile({"x": ShapeRange((4, 3), (4, 3), (8, 3))})
+    with Batcher(engine, profiles=[profile], max_wait_ms=0) as batcher:
+        assert batcher.run(rows(1))["y"].shape == (1, 3)
+        assert batcher.batching.max_batch == 8
+        with pytest.raises(FeedError, match="a request has 9 rows, the engine takes 8"):
+            batcher.submit(rows(9))
+    assert engine.given[0].shape == (4, 3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 import weakref
 from collections.abc import Callable
@@ -17,7 +16,6 @@ import trt_engine as te
 from device_arrays import device_of, on_device, on_host, rows
 from patience import HANG_S, until
 from trt_engine.backends.fake.run import FakeContext
-from trt_engine.config.runtime import Batching
 from trt_engine.device.fake import FakeDevice, FakeStream
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, UsageError
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -142,22 +140,6 @@ def test_a_graph_of_a_call_replays_and_enqueues_nothing_else(
         assert captured == 1
 
 
-def test_a_refused_capture_is_reported_and_the_call_runs_without(
-    load: Load, double: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def refuses(*_: object) -> None:
-        raise UsageError("an operator waits for the stream while it is captured")
-
-    monkeypatch.setattr(FakeStream, "capture", refuses)
-    engine = load(double, graphs=True)
-    with caplog.at_level(logging.WARNING, "trt_engine"):
-        for _ in range(2):
-            with engine.bind(rows(2)) as call:
-                assert not call.is_captured
-                assert np.array_equal(on_host(device_of(engine), call()["y"]), 2 * rows(2))
-    assert caplog.text.count("no graph could be captured") == 1
-
-
 def test_outputs_of_several_kinds_and_left_out_ones(load: Load, weighted: Path) -> None:
     engine = load(weighted)
     device = device_of(engine)
@@ -196,11 +178,6 @@ def test_what_does_not_fit_is_refused_and_leaves_nothing_behind(load: Load, doub
     assert device.memory().allocated_count == held.allocated_count
     assert device.memory().pinned_count == held.pinned_count
     assert np.array_equal(engine.infer({"x": x})["y"], 2 * rows(2))
-
-
-def test_outputs_that_depend_on_the_data_are_refused_by_name(load: Load, positions: Path) -> None:
-    with pytest.raises(UsageError, match="`where`: the size depends on the data"):
-        load(positions).bind(np.eye(3, dtype=np.float32))
 
 
 def test_a_second_thread_is_refused_while_a_call_runs(
@@ -284,11 +261,6 @@ def test_what_is_enqueued_needs_a_stream_and_outputs_that_need_no_waiting(load: 
     stream.close()
 
 
-def test_a_batcher_and_replicas_refuse_to_bind(load: Load, double: Path) -> None:
-    with pytest.raises(UsageError, match="without batching"):
-        load(double, batching=Batching(max_batch=4)).bind(rows(1))
-
-
 # ------------------------------------------------------------------------------------------------ lifetimes
 
 
@@ -307,17 +279,6 @@ def test_a_call_keeps_its_arrays_and_gives_them_back(load: Load, double: Path) -
     assert seen() is None
     after = device.memory()
     assert (after.allocated_count, after.pinned_count) == (before.allocated_count, before.pinned_count)
-
-
-def test_an_array_whose_memory_was_freed_is_refused(load: Load, double: Path) -> None:
-    engine = load(double)
-    x = on_device(device_of(engine), rows(2))
-    with engine.bind({"x": x}) as call:
-        x.buffer.close()
-        with pytest.raises(UsageError, match="freed buffer"):
-            call()
-        with pytest.raises(UsageError, match="freed buffer"):
-            call.enqueue(device_of(engine).stream())
 
 
 def test_a_call_whose_inference_fails_works_again(load: Load, double: Path, monkeypatch: pytest.MonkeyPatch) -> None:

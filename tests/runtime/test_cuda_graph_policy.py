@@ -43,18 +43,6 @@ def test_a_shape_is_captured_once_and_replayed_from_then_on(load: Load, double: 
     assert (graphs(engine).captured, graphs(engine).replayed) == (1, 2)
 
 
-def test_a_replay_enqueues_nothing_but_the_graph(load: Load, double: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = load(double, graphs=True)
-    engine.infer(rows(2))
-
-    def fail(*_: object) -> None:
-        raise AssertionError("the context was asked again")
-
-    monkeypatch.setattr(FakeContext, "enqueue", fail)
-    monkeypatch.setattr(FakeContext, "prepare", fail)
-    assert answers(engine, 2, 7)
-
-
 def test_batches_are_filled_up_to_captured_sizes_and_callers_do_not_notice(load: Load, double: Path) -> None:
     engine = load(double, graphs=(2, 4))
     for count in (4, 3, 2, 1, 3):
@@ -72,11 +60,6 @@ def test_without_sizes_batches_are_filled_up_to_powers_of_two_within_the_profile
     assert graphs(engine).captured == 4
 
 
-def test_sizes_the_engine_cannot_run_are_refused(load: Load, double: Path) -> None:
-    with pytest.raises(UsageError, match="graphs for batches of 8, the engine takes 1 to 4"):
-        load(double, graphs=(2, 8))
-
-
 def test_the_least_recently_used_graph_makes_room(load: Load, double: Path) -> None:
     engine = load(double, graphs=True, max_graphs=2)
     for count in (4, 2, 4, 1):
@@ -90,16 +73,6 @@ def test_growing_a_buffer_forgets_graphs_that_hold_its_old_address(load: Load, d
     for count in (1, 4, 1, 1):
         assert answers(engine, count)
     assert (graphs(engine).captured, graphs(engine).evicted) == (3, 1)
-
-
-def test_reset_forgets_graphs_and_they_are_captured_again(load: Load, double: Path) -> None:
-    engine = load(double, graphs=True)
-    answers(engine, 2)
-    engine.reset_graphs()
-    assert not engine.is_captured(rows(2))
-    assert answers(engine, 2)
-    assert engine.is_captured(rows(2))
-    assert graphs(engine).captured == 2
 
 
 def test_a_capture_that_is_refused_is_explained_once_and_inference_goes_on(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,19 +46,6 @@ def test_outputs_stay_on_the_device_and_belong_to_the_caller(load: Load, double:
     assert timed.latency_ms > 0
 
 
-class Anywhere:
-    """An array of one type that lies on the device or on the host, as torch's does."""
-
-    def __init__(self, array: object, shape: tuple[int, ...], dtype: str = "float32") -> None:
-        self._array, self.shape, self.dtype = array, shape, dtype
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._array.__dlpack_device__()
-
-    def __dlpack__(self, **how: object) -> object:
-        return self._array.__dlpack__(**how)
-
-
 class Capsule:
     """A capsule alone: the array it is of was dropped."""
 
@@ -71,15 +57,6 @@ class Capsule:
 
     def __dlpack__(self, **_: object) -> object:
         return self._capsule
-
-
-def test_the_same_type_on_the_device_and_on_the_host_is_told_apart(load: Load, double: Path) -> None:
-    engine = load(double)
-    there = Anywhere(on_device(device_of(engine), rows(2)), (2, 3))
-    here = Anywhere(10 + rows(2), (2, 3))
-    for _ in range(2):
-        assert np.array_equal(engine.infer({"x": there})["y"], 2 * rows(2))
-        assert np.array_equal(engine.infer({"x": here})["y"], 2 * (10 + rows(2)))
 
 
 def test_an_array_of_another_device_is_refused(load: Load, double: Path) -> None:
@@ -251,17 +228,6 @@ def test_memory_for_outputs_does_not_grow_with_the_number_of_their_sizes(
         assert np.array_equal(on_host(device, array), 2 * rows(count))
 
 
-def test_outputs_that_nobody_has_are_given_out_again(load: Load, double: Path) -> None:
-    engine = load(double)
-    x = on_device(device_of(engine), rows(2))
-    seen = {engine.infer({"x": x}, on_device=True)["y"].buffer.pointer for _ in range(20)}
-    held = []
-    for _ in range(20):
-        held = [engine.infer({"x": x}, on_device=True)["y"], *held][:3]
-        assert len({array.buffer.pointer for array in held}) == len(held)
-    assert len(seen) <= 2  # what the context was bound to first, and one for all that followed
-
-
 def lent_whole(output: object, stream: int) -> None:
     output.__dlpack__(stream=stream)
 
@@ -338,17 +304,6 @@ def test_what_another_library_writes_into_an_output_in_its_place_is_seen_by_the_
         output.__dlpack__(stream=elsewhere.handle)
         elsewhere.enqueue(functools.partial(add_one, FakeDevice.buffer_at(output.buffer.pointer).memory()))
         assert np.array_equal(engine.infer({"x": output})["y"], 2 * (2 * (rows(2) + number) + 1))
-
-
-def test_a_stream_that_is_gone_is_waited_for_no_more(load: Load, double: Path) -> None:
-    engine = load(double)
-    for number in range(20):
-        elsewhere = device_of(engine).stream()
-        output = engine.infer({"x": rows(2) + number}, on_device=True)["y"]
-        assert np.array_equal(on_host(device_of(engine), output), 2 * (rows(2) + number))
-        output.__dlpack__(stream=elsewhere.handle)
-        elsewhere.close()
-        del output  # the next inference writes where this one was to be read
 
 
 @pytest.mark.parametrize("first", ["device", "host"])
@@ -457,18 +412,3 @@ def test_without_a_graph_on_the_callers_memory_the_first_graph_goes_on(
         assert np.array_equal(on_host(device, engine.infer({"x": x}, on_device=True)["y"]), 2 * rows(2))
     assert engine.is_captured({"x": x})
     assert engine.stats().pool.graphs.disabled_reason is None
-
-
-def test_a_graph_on_the_callers_memory_does_not_keep_it(load: Load, double: Path) -> None:
-    engine = load(double, graphs=True)
-    device = device_of(engine)
-    x = on_device(device, rows(2))
-    for _ in range(4):
-        engine.infer({"x": x}, on_device=True)
-    gone = weakref.ref(x.buffer)
-    del x
-    gc.collect()
-    assert gone() is None
-    y = on_device(device, rows(2) + 7)  # where the other was, or elsewhere
-    for _ in range(4):
-        assert np.array_equal(on_host(device, engine.infer({"x": y}, on_device=True)["y"]), 2 * (rows(2) + 7))

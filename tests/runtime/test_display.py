@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import pkgutil
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -20,10 +21,9 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from trt_engine.display import RichDisplay
-from trt_engine.precision.calibration import CalibrationResult
 from trt_engine.records.build import CachedEngine, CacheReport
 from trt_engine.reporting import results
-from trt_engine.reporting.document import Commands, Facts, Links, Notice, Paragraph, Section, Table, shorten
+from trt_engine.reporting.document import Commands, Facts, Links, Notice, Paragraph, Section, Table
 from trt_engine.reporting.html import render_cell
 from trt_engine.runtime.inference_engine import InferenceEngine, InferenceResult
 
@@ -93,7 +93,7 @@ def test_what_the_verbs_return_is_a_table(tmp_path: Path) -> None:
         assert engine.signature.inputs[0].name in page.text
         assert str(value) == results.result_text(value).rstrip("\n") == pretty(value)
     assert "onnxruntime" in str(engine) and str(engine.path) in str(engine)
-    assert repr(engine).startswith("Engine(path=")
+    assert re.fullmatch(r"<Engine \S+ of \w+: \S+ float32 -> .* float32; profile 0 \S+>", repr(engine)), repr(engine)
 
 
 def test_a_loaded_engine_names_its_device_precision_and_shapes(load: Load, double: Path) -> None:
@@ -118,12 +118,6 @@ def test_a_bound_call_shows_each_array_and_where_it_is(load: Load, double: Path)
     assert "closed" in cell(call).text
 
 
-def test_a_calibration_result_shows_its_widest_ranges() -> None:
-    amax = {f"tensor{number}": float(number) for number in range(100)}
-    result = CalibrationResult(amax, "mse", {"bins": 2048}, "m", "p", "d", "100 files", 4, 100, 2)
-    assert "tensor99" in cell(result).text and "100 tensors" in str(result) and "tensor1 " not in str(result)
-
-
 def test_all_types_with_blocks_and_no_others_have_the_display() -> None:
     for module in pkgutil.walk_packages(te.__path__, "trt_engine."):
         if module.name.split(".")[1] in (
@@ -133,14 +127,13 @@ def test_all_types_with_blocks_and_no_others_have_the_display() -> None:
             "reporting",
             "engine",
             "tensors",
-            "serving",
-        ):
+        ) or module.name.startswith("trt_engine.verbs.serve."):
             try:
                 importlib.import_module(module.name)
             except ImportError:  # an extra that is not here
-                assert ".serving" in module.name
+                assert ".serve." in module.name
     kinds = {kind for kind in RichDisplay.__subclasses__() if kind.__module__.startswith("trt_engine.")}
-    assert {kind.__name__ for kind in kinds} | {"Server"} == results._HOMES.keys()
+    assert {kind.__name__ for kind in kinds} | {"Server"} == results._FUNCTIONS.keys()
     for kind in kinds:  # IPython looks in the class itself, before its `__repr__`
         assert "_repr_pretty_" in vars(kind), kind
 
@@ -150,15 +143,7 @@ def test_verbs_return_what_has_the_display() -> None:
     for name in te.__all__:
         if inspect.isfunction(value := getattr(te, name)):
             returned = {part.strip() for part in str(value.__annotations__["return"]).split("|")}
-            assert returned <= results._HOMES.keys() | plain, name
-
-
-def test_text_of_a_model_is_escaped() -> None:
-    report = cache(1, model='<script>alert(1)</script> & "x" \x1b[31m \u202e')
-    text = report._repr_html_()
-    assert "<script" not in text and "&lt;script&gt;alert(1)&lt;/script&gt; &amp;" in text
-    assert "\x1b" not in text and "\u202e" not in text
-    cell(report)
+            assert returned <= results._FUNCTIONS.keys() | plain, name
 
 
 BLOCKS = [
@@ -176,26 +161,10 @@ def test_every_kind_of_block_is_escaped(make: Callable[[str], Any]) -> None:
 
 
 def test_a_long_list_ends_with_its_count_in_a_cell_and_is_whole_in_print() -> None:
-    report = cache(5000)
-    assert "key19" in cell(report).text and "key20" not in cell(report).text and "and 4980 more" in cell(report).text
-    assert "and 4980 more" in pretty(report) and len(pretty(report)) < 4000
-    assert "key4999" in str(report) and "more" not in str(report)
-
-
-def test_every_kind_of_block_is_cut() -> None:
-    rows = tuple(("name", str(number)) for number in range(100))
-    lines = tuple(map(str, range(100)))
-    parts = [Facts(rows), Table("", ("a", "b"), rows), Commands(lines), Paragraph("x" * 5000)]
-    facts, table, commands, paragraph = shorten(parts)
-    assert isinstance(facts, Facts) and len(facts.rows) == 61 and facts.rows[-1] == ("", "and 40 more")
-    assert isinstance(table, Table) and len(table.rows) == 21 and table.rows[-1] == ("and 80 more", "")
-    assert isinstance(commands, Commands) and commands.lines[-1] == "and 40 more"
-    assert isinstance(paragraph, Paragraph) and paragraph.text.endswith("(5000 characters)")
-    (section,) = shorten([Section("key", "title", tuple(parts))])
-    assert isinstance(section, Section) and section.blocks == (facts, table, commands, paragraph)
-    assert shorten([Paragraph("x")] * 100)[-1] == Paragraph("and 40 more")
-    few = [Facts(rows[:60]), Table("", ("a", "b"), rows[:20]), Commands(lines[:60]), Paragraph("x" * 600)]
-    assert shorten(few) == few
+    report = cache(500)
+    assert "key19" in cell(report).text and "key20" not in cell(report).text and "and 480 more" in cell(report).text
+    assert "and 480 more" in pretty(report) and len(pretty(report)) < 4000
+    assert "key499" in str(report) and "more" not in str(report)
 
 
 @dataclass(frozen=True, slots=True)

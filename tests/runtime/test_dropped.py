@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable
@@ -16,17 +15,18 @@ import pytest
 
 import trt_engine as te
 from patience import HANG_S
-from trt_engine.errors import DeadlineExpired, UsageError
+from trt_engine.errors import DeadlineExpired
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batcher import Batcher
-from trt_engine.runtime.load_balancing import UtilizationMonitor
 from trt_engine.tensors import Signature, TensorSpec
 
 SOURCES = Path(te.__file__).parent
 ENDS_ITSELF = {
-    "load_testing/threaded_loop.py",  # the call that starts them joins them
-    "serving/execution.py",
-    "serving/server.py",  # a server runs until it is closed
+    "verbs/loadtest/threaded_loop.py",  # the call that starts them joins them
+    "verbs/serve/execution.py",
+    "video/pipeline.py",  # they end with the call that plays the clips
+    "video/stream.py",
+    "verbs/serve/server.py",  # a server runs until it is closed
 }
 FEEDS = {"x": np.ones((1, 3), np.float32)}
 
@@ -86,10 +86,6 @@ def test_requests_of_a_dropped_batcher_are_answered() -> None:
     assert answers == [2.0] * 3
 
 
-def test_a_dropped_monitor_of_utilization_ends() -> None:
-    assert not threads_that_stay(lambda: UtilizationMonitor(["cuda:0"], interval_s=0.01, sample=lambda number: 0.5))
-
-
 def test_no_thread_runs_a_method_of_an_object_that_its_user_may_drop() -> None:
     found = set()
     for path in SOURCES.rglob("*.py"):
@@ -100,13 +96,3 @@ def test_no_thread_runs_a_method_of_an_object_that_its_user_may_drop() -> None:
                 if target is not None and ast.unparse(target).startswith("self."):
                     found.add(path.relative_to(SOURCES).as_posix())
     assert found <= ENDS_ITSELF
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
-def test_an_engine_with_batching_refuses_requests_in_a_child_by_fork(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Batcher(Doubler(), max_batch=4) as batcher:
-        monkeypatch.setattr(os, "getpid", lambda: -1)
-        with pytest.raises(UsageError, match="forked from"):
-            batcher.run(FEEDS)
-        monkeypatch.undo()
-        assert (batcher.run(FEEDS)["y"] == 2).all()

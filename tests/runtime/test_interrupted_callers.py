@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import trt_engine
-from patience import HANG_S, until
+from patience import HANG_S
 from trt_engine.errors import UsageError
 from trt_engine.runtime.context_pool import ContextPool
 from trt_engine.runtime.inference_engine import InferenceEngine
@@ -129,32 +129,6 @@ def test_no_context_is_lost_though_callers_are_interrupted_between_any_two_steps
     assert pool.stats().busy == 0
 
 
-def test_no_context_is_lost_though_callers_are_interrupted_in_line(
-    load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
-) -> None:
-    engine = load(double, contexts=1)
-    pool = pool_of(engine)
-    quick(pool)
-    over = threading.Event()
-
-    def ask() -> None:
-        while not over.is_set():
-            pool.run({"x": X})
-
-    others = [threading.Thread(target=ask) for _ in range(2)]
-    for thread in others:
-        thread.start()
-    draw = random.Random(1)
-    for _ in range(200):
-        interrupts(lambda: pool.run({"x": X}), draw.uniform(2e-6, 4e-3))
-    over.set()
-    pool.run({"x": X})
-    for thread in others:
-        thread.join(HANG_S)
-        assert not thread.is_alive(), "it waits for a context nobody has"
-    assert (pool.stats().busy, pool.stats().waiting) == (0, 0)
-
-
 def test_close_finds_what_an_interrupted_caller_has_left_and_answers_who_waits_for_it(
     load: Callable[..., InferenceEngine], double: Path
 ) -> None:
@@ -255,33 +229,6 @@ def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
     line.release(lane)
 
 
-def test_a_context_lost_to_ctrl_c_goes_to_who_waits_once_its_thread_asks_again(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1)
-    pool_of(engine)._wait_queue.acquire({"x": X})  # and never gives it back
-    future = engine.infer_async(X)
-    until(lambda: pool_of(engine).stats().waiting == 1, "it waits")
-    assert np.array_equal(engine.infer(2 * X)["y"], 4 * X)
-    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
-    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
-
-
-def test_a_context_taken_back_too_early_serves_one_at_a_time_all_the_same(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    """A thread between grant and run looks like one that lost its context."""
-    engine = load(double, contexts=1)
-    queue = pool_of(engine)._wait_queue
-    slot = queue.acquire({"x": X})
-    with slot.running:
-        slot.owner = None  # as `close` does with what it takes for lost
-        future = engine.infer_async(X)
-        until(lambda: slot.owner is not None, "it was granted to the other")
-        assert not future.done()
-    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
-
-
 def test_a_request_whose_context_was_closed_meanwhile_is_told_so(
     load: Callable[..., InferenceEngine], double: Path
 ) -> None:
@@ -297,38 +244,6 @@ def test_a_request_whose_context_was_closed_meanwhile_is_told_so(
     pool._wait_queue.acquire = slow  # type: ignore[method-assign]
     with pytest.raises(UsageError, match="closed"):
         pool.run({"x": X})
-
-
-def test_who_lost_the_only_context_to_ctrl_c_may_warm_up(load: Callable[..., InferenceEngine], double: Path) -> None:
-    engine = load(double, contexts=1)
-    done: list[bool] = []
-
-    def loses_and_warms() -> None:
-        pool_of(engine)._wait_queue.acquire({"x": X})  # and never gives it back
-        engine.warmup()
-        done.append(True)
-
-    thread = threading.Thread(target=loses_and_warms, daemon=True)
-    thread.start()
-    thread.join(HANG_S)
-    assert done, "it waits for itself"
-
-
-def test_callers_turned_away_are_told_though_ctrl_c_falls_in_between(
-    load: Callable[..., InferenceEngine], double: Path, interrupts: Callable[..., None]
-) -> None:
-    engine = load(double, contexts=1)
-    line, draw = pool_of(engine)._wait_queue, random.Random(2)
-    for _ in range(100):
-        lane = line.acquire({"x": X}, unlimited=True)
-        futures = [engine.infer_async(X) for _ in range(2)]
-        until(lambda: line._waiters, "one stands in line", pause_s=0)
-        interrupts(line.reject_waiting, draw.uniform(2e-6, 1e-4))
-        line.reject_waiting()
-        line.release(lane)
-        for future in futures:
-            assert future.exception(HANG_S) is None or isinstance(future.exception(HANG_S), UsageError)
-    assert (pool_of(engine).stats().busy, pool_of(engine).stats().waiting) == (0, 0)
 
 
 def test_an_interrupt_inside_a_capture_leaves_no_context_open(

@@ -50,13 +50,6 @@ except KeyboardInterrupt:
         thread.join(100)
     print(len(ends), "callers told:", *sorted(set(ends)))
 """
-LEFT_OPEN = """
-engine = te.load(sys.argv[1], **settings)
-futures = [engine.infer_async(x) for _ in range(20)]
-crowd(engine)
-futures[0].result()
-print("the last line", flush=True)
-"""
 
 
 @pytest.fixture
@@ -85,16 +78,6 @@ def test_an_interrupted_process_tells_its_callers_and_ends(engine: Path, kind: s
     assert process.returncode == 0
 
 
-@pytest.mark.parametrize("kind", ["batched", "pool"])
-def test_a_process_ends_at_its_last_line_though_an_engine_is_open(engine: Path, kind: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM + LEFT_OPEN, str(engine), kind],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, "the last line\n"), done.stderr
-    assert "Traceback" not in done.stderr
-
-
 FORKED = """
 engine = te.load(sys.argv[1], **settings)
 engine.infer(x)
@@ -119,27 +102,3 @@ def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loade
         capture_output=True, text=True, timeout=HANG_S, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "7\nclosed\n"), done.stderr
-
-
-IN_A_CHILD = """
-engine = te.load(sys.argv[1], **settings)
-engine.infer_async(x).result()
-child = os.fork()
-if child == 0:
-    try:
-        code = 0 if (engine.infer_async(x).result(100)["y"] == 2).all() else 1
-    except te.TrtEngineError as error:
-        code = 2 if "forked from" in error.message else 3
-    os._exit(code)
-print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork on this platform")
-@pytest.mark.parametrize(("kind", "code"), [("pool", 0), ("batched", 2)])
-def test_a_future_in_a_child_that_was_forked_is_answered_or_refused(engine: Path, kind: str, code: int) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", "import os\n" + PROGRAM + IN_A_CHILD, str(engine), kind],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
-    assert (done.returncode, done.stdout) == (0, f"{code}\n"), done.stderr

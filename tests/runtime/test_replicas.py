@@ -72,18 +72,6 @@ def test_by_use_asks_the_least_used_gpu_and_does_not_chase_small_differences() -
     assert choose(seen(1, 0)) == 1, "where nobody can tell, the one with fewer requests"
 
 
-def test_a_strategy_of_your_own_is_a_function() -> None:
-    _, replicas = of(3, balance=lambda replicas: replicas[-1].number)
-    assert [replicas.run(FEEDS)["y"] for _ in range(3)] == [2, 2, 2]
-    _, counted = of(2, balance=lambda replicas: np.float64(1.0))
-    assert counted.run(FEEDS)["y"] == 1
-    _, wrong = of(2, balance=lambda replicas: 7)
-    with pytest.raises(UsageError, match=r"chose replica 7 of \[0, 1\]"):
-        wrong.run(FEEDS)
-    with pytest.raises(UsageError, match="unknown load balancing strategy `random`"):
-        of(2, balance="random")
-
-
 def test_one_that_fails_is_left_out_said_and_tried_again_twice_as_late_each_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -153,17 +141,6 @@ def test_closing_closes_every_one_though_one_cannot(caplog: pytest.LogCaptureFix
     assert "`fake:0` did not close: gone" in caplog.text
 
 
-def test_requests_are_counted_for_each_and_the_width_is_the_sum() -> None:
-    _, replicas = of(2, balance="round robin")
-    assert replicas.width == 4
-    crowd = [threading.Thread(target=replicas.run, args=(FEEDS,)) for _ in range(10)]
-    for thread in crowd:
-        thread.start()
-    for thread in crowd:
-        thread.join()
-    assert [(one.requests, one.in_flight) for one in replicas.stats()] == [(5, 0), (5, 0)]
-
-
 def test_use_is_sampled_by_a_thread_that_survives_a_gpu_that_does_not_answer() -> None:
     asked = threading.Semaphore(0)
     answers = iter([0.25, RuntimeError("no answer"), 0.75])
@@ -191,3 +168,15 @@ def test_a_replica_that_is_full_is_no_reason_to_ask_another(error: Exception) ->
         replicas.run(FEEDS)
     assert [one.requests for one in replicas.stats()] == [1, 0]
     assert all(one.serving for one in replicas.stats())
+
+
+def test_a_strategy_of_your_own_is_a_function() -> None:
+    _, replicas = of(3, balance=lambda replicas: replicas[-1].number)
+    assert [replicas.run(FEEDS)["y"] for _ in range(3)] == [2, 2, 2]
+    _, counted = of(2, balance=lambda replicas: np.float64(1.0))
+    assert counted.run(FEEDS)["y"] == 1
+    _, wrong = of(2, balance=lambda replicas: 7)
+    with pytest.raises(UsageError, match=r"chose replica 7 of \[0, 1\]"):
+        wrong.run(FEEDS)
+    with pytest.raises(UsageError, match="unknown load balancing strategy `random`"):
+        of(2, balance="random")

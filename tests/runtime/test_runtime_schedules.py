@@ -35,7 +35,7 @@ from trt_engine.runtime.replicas import Replicas
 BATCH = 6
 POISON = np.float32(-1)
 
-schedule = settings(max_examples=100, deadline=None, derandomize=True, database=None)
+schedule = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 
 
 class Poisoned(RuntimeError):

@@ -65,16 +65,6 @@ def test_batches_of_many_callers_are_gathered_in_chunks(load: Load, double: Path
         assert np.array_equal(future.result(HANG_S)["y"], 2 * x)
 
 
-def test_bound_calls_copy_large_arrays_in_chunks(load: Load, double: Path) -> None:
-    engine = load(double, batch=(1, 8, 64))
-    x, y = rows(50), np.zeros((50, 3), np.float32)
-    with engine.bind(x, y) as call:
-        for number in range(4):
-            x += number
-            call()
-            assert np.array_equal(y, 2 * x)
-
-
 def test_the_threads_end_with_the_engine(load: Load, double: Path) -> None:
     before = set(threading.enumerate())
     engine = load(double, batch=(1, 8, 64))
@@ -106,21 +96,3 @@ def test_what_fails_in_a_chunk_is_raised_when_no_copy_runs_any_more() -> None:
     threads.run([lambda: None] * 9, done.append)
     assert sorted(done) == list(range(9))
     threads.close()
-
-
-def test_a_call_does_not_wait_for_threads_that_are_busy_with_another() -> None:
-    threads, release, done = CopyThreads(2), threading.Event(), list[int]()
-    (busy,) = threads._start(lambda: _wait(release), 1)
-    caller = threading.Thread(target=lambda: threads.run([lambda: None] * 4, done.append), daemon=True)
-    try:
-        caller.start()
-        caller.join(HANG_S)
-        assert not caller.is_alive() and done == [0, 1, 2, 3]
-    finally:
-        release.set()
-        busy.result()
-        threads.close()
-
-
-def _wait(release: threading.Event) -> None:
-    release.wait(2 * HANG_S)

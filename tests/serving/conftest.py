@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 import trt_engine as te
 from onnx_models import FLOAT, INT64, node, save
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 ONNX_TYPES = {
     "BOOL": TensorProto.BOOL, "UINT8": TensorProto.UINT8, "UINT16": TensorProto.UINT16, "UINT32": TensorProto.UINT32,

@@ -16,7 +16,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from trt_engine.serving.messages import INFERENCE_SERVICE, message
+from trt_engine.open_inference.messages import INFERENCE_SERVICE, message
 
 VALUES: dict[str, Any] = {
     "0": 0, "-1": -1, "2^31": 2**31, "2^62": 2**62, "2^64": 2**64, "4,000 digits": 10**4000, "10,000 digits": "9" * 10_000,

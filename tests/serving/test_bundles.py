@@ -15,7 +15,7 @@ from tritonclient.utils import InferenceServerException
 import trt_engine as te
 from onnx_models import FLOAT, node, save
 from serving.triton import Client, fetch
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 
 @pytest.fixture(scope="module")

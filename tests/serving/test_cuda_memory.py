@@ -21,9 +21,9 @@ from serving.conftest import double_model
 from serving.triton import Client, fetch, ones
 from trt_engine.device import Buffer, Device
 from trt_engine.errors import FeedError, UnknownModel, UsageError
-from trt_engine.serving import cuda_memory
-from trt_engine.serving.inference import InferRequest, RegionPart, Service
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve import cuda_memory
+from trt_engine.verbs.serve.inference import InferRequest, RegionPart, Service
+from trt_engine.verbs.serve.server import Server
 
 
 class Gpu:
@@ -139,9 +139,8 @@ def test_an_input_is_used_in_place_where_it_is_aligned(server: Server, gpu: Gpu)
 
     def read(shape: tuple[int, ...], part: RegionPart) -> tuple[Any, int]:
         request = InferRequest(feeds={"x": service.check_region(served, "x", "FP32", shape, part)})
-        asyncio.run(service.read_regions(served, request))
-        held = request.held
-        service.forget(request)
+        held = asyncio.run(service.read_regions(served, request))
+        service.admission.forget(held)
         return request.feeds["x"], held
 
     found, held = read((2, 4), RegionPart("region", 32, 256))

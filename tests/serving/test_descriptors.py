@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from trt_engine.serving.messages import HEALTH_SERVICE, INFERENCE_SERVICE, message, service
+from trt_engine.open_inference.messages import INFERENCE_SERVICE, message, service
 
 TOOL = Path(__file__).parents[2] / "tools" / "grpc_descriptors.py"
 OURS = {"ModelMetadataResponse.properties"}
@@ -58,17 +58,6 @@ def test_every_message_is_one_of_the_clients() -> None:
                 waiting.append(field.message_type)
             fields += 1
     assert len(done) > 30 and fields > 100
-
-
-def test_methods_are_the_clients() -> None:
-    theirs = service_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"].methods_by_name
-    for method in service(INFERENCE_SERVICE).methods:
-        other = theirs[method.name]
-        assert (method.input_type.full_name, method.output_type.full_name) == (
-            other.input_type.full_name, other.output_type.full_name,
-        )  # fmt: skip
-        assert (method.client_streaming, method.server_streaming) == (other.client_streaming, other.server_streaming)
-    assert [method.name for method in service(HEALTH_SERVICE).methods] == ["Check", "Watch"]
 
 
 def test_the_committed_descriptors_are_those_of_the_description() -> None:

@@ -1,4 +1,4 @@
-"""Inferences that a connection receives and answers without ASGI: every one but the first to a path."""
+"""Requests as a connection receives and answers them: cut anywhere, in pipelines, late, large, unread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import gzip
 import json
 import socket
 import ssl
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, suppress
 from http.client import HTTPResponse, HTTPSConnection
 from pathlib import Path
@@ -20,10 +20,10 @@ import pytest
 
 from patience import HANG_S, until
 from serving.triton import fetch
-from trt_engine.serving.http_app import HttpApp
-from trt_engine.serving.http_server import LimitedProtocol, Receiver
-from trt_engine.serving.messages import INFERENCE_SERVICE, message
-from trt_engine.serving.server import Server
+from trt_engine.open_inference.messages import INFERENCE_SERVICE, message
+from trt_engine.verbs.serve.http_app import HttpApp
+from trt_engine.verbs.serve.http_server import Connection
+from trt_engine.verbs.serve.server import Server
 
 INFER = "/v2/models/double/infer"
 BODY = json.dumps({"inputs": [{"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1, 1, 1, 1]}]}).encode()
@@ -36,20 +36,6 @@ def server(engines: dict[str, Path], serve: Callable[..., Server]) -> Server:
     made = serve(engines["double"], grpc_port=-1)
     assert fetch(made, INFER, BODY)[0] == 200
     return made
-
-
-@pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """The paths of inferences that are answered without ASGI."""
-    paths: list[str] = []
-    answer = LimitedProtocol._answer
-
-    def noted(self: LimitedProtocol, body: Any) -> Any:
-        paths.append(body.path)
-        return answer(self, body)
-
-    monkeypatch.setattr(LimitedProtocol, "_answer", noted)
-    yield paths
 
 
 def connect(server: Server) -> socket.socket:
@@ -78,9 +64,7 @@ def outputs(body: bytes) -> Any:
 
 @pytest.mark.parametrize("body", [BODY, LARGE, LARGE[:40_000]], ids=["small", "large", "middle"])
 @pytest.mark.parametrize("cut", [1, 10, 60, 90, 120, -100, -1])
-def test_a_request_is_complete_at_its_last_byte_however_it_is_cut(
-    server: Server, taken: list[str], body: bytes, cut: int
-) -> None:
+def test_a_request_is_complete_at_its_last_byte_however_it_is_cut(server: Server, body: bytes, cut: int) -> None:
     whole = head_of(len(body)) + body
     with connect(server) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -93,10 +77,9 @@ def test_a_request_is_complete_at_its_last_byte_however_it_is_cut(
             connection.sendall(whole[cut:])
             status, found = read(connection)
             assert (status, outputs(found)) == (200, [2.0] * 4)
-    assert taken == [INFER] * 2
 
 
-def test_binary_tensors_follow_the_json(server: Server, taken: list[str]) -> None:
+def test_binary_tensors_follow_the_json(server: Server) -> None:
     rows = np.arange(32, dtype=np.float32).reshape(8, 4)
     item = {"name": "x", "shape": [8, 4], "datatype": "FP32", "parameters": {"binary_data_size": rows.nbytes}}
     document = json.dumps({"inputs": [item], "parameters": {"binary_data_output": True}}).encode()
@@ -108,10 +91,9 @@ def test_binary_tensors_follow_the_json(server: Server, taken: list[str]) -> Non
             status, body = read(connection)
         assert status == 200
         np.testing.assert_array_equal(np.frombuffer(body[-rows.nbytes :], np.float32).reshape(8, 4), 2 * rows)
-    assert taken == [INFER] * 3
 
 
-def test_requests_sent_at_once_are_answered_in_their_order(server: Server, taken: list[str]) -> None:
+def test_requests_sent_at_once_are_answered_in_their_order(server: Server) -> None:
     metadata = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n"
     one = head_of(len(BODY)) + BODY
     with connect(server) as connection:
@@ -119,21 +101,66 @@ def test_requests_sent_at_once_are_answered_in_their_order(server: Server, taken
         found = [read(connection) for _ in range(7)]
     assert [status for status, _ in found] == [200] * 7
     assert [b"live" in body for _, body in found] == [False, True, False, False, True, False, False]
-    assert taken, "the first is answered without ASGI"
 
 
-def test_an_error_leaves_the_connection_for_the_next_request(server: Server, taken: list[str]) -> None:
+def test_an_error_leaves_the_connection_for_the_next_request(server: Server) -> None:
     wrong = BODY.replace(b'"x"', b'"z"')
     with connect(server) as connection:
         for body, expected in ((wrong, 400), (b"", 400), (b"{" * 100_000, 400), (BODY, 200)):
             connection.sendall(head_of(len(body)) + body)
             status, found = read(connection)
             assert status == expected, found
-    assert len(taken) == 4
 
 
-def test_what_may_be_refused_is_left_to_the_application(
-    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path, taken: list[str]
+PLAIN = {
+    "HTTP/1.0": ("GET /v2/health/live HTTP/1.0", [], b"", [200]),
+    "HTTP/1.0 that stays": ("GET /v2/health/live HTTP/1.0", ["Connection: keep-alive"], b"", [200, 200]),
+    "the last": ("GET /v2/health/live HTTP/1.1", ["Connection: close"], b"", [200]),
+    "an upgrade": ("GET /v2/health/live HTTP/1.1", ["Connection: Upgrade", "Upgrade: websocket"], b"", [200, 200]),
+    "an upgrade with a body": (f"POST {INFER} HTTP/1.1", ["Connection: Upgrade", "Upgrade: h2c"], BODY, [200, 200]),
+    "a large one": (f"POST {INFER} HTTP/1.1", ["Connection: Upgrade", "Upgrade: h2c"], LARGE, [200, 200]),
+    "one that is refused": ("POST /nothing HTTP/1.1", ["Connection: Upgrade", "Upgrade: h2c"], BODY, [404]),
+    "an unknown path": ("POST /nothing HTTP/1.1", [], BODY, [404, 404]),
+    "no path": ("CONNECT localhost:80 HTTP/1.1", [], b"", [400]),
+    "a star": ("OPTIONS * HTTP/1.1", [], b"", [404, 404]),
+    "a whole URL": ("GET http://localhost/v2/health/live HTTP/1.1", [], b"", [200, 200]),
+    "a path with escapes": ("GET /v2/models/d%6Fuble HTTP/1.1", [], b"", [200, 200]),
+}
+
+
+@pytest.mark.parametrize(("line", "headers", "body", "statuses"), PLAIN.values(), ids=[*PLAIN])
+@pytest.mark.parametrize("cut", [1, 50, 130, 1000])
+def test_a_connection_stays_or_ends_as_the_request_has_it(
+    server: Server, line: str, headers: list[str], body: bytes, statuses: list[int], cut: int
+) -> None:
+    length = [f"Content-Length: {len(body)}"] if body else []
+    one = "\r\n".join([line, "Host: localhost", *headers, *length, "", ""]).encode() + body
+    with connect(server) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for status in statuses:
+            connection.sendall(one[:cut])
+            connection.sendall(one[cut:])
+            assert read(connection)[0] == status
+        if len(statuses) == 1:
+            with suppress(ConnectionResetError):
+                assert connection.recv(1) == b""
+
+
+def test_an_answer_to_head_has_its_length_and_no_body_and_trailers_are_no_headers(server: Server) -> None:
+    chunked = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    trailer = b"%x\r\n%s\r\n0\r\nContent-Encoding: br\r\nHost: evil.example\r\n\r\n" % (len(BODY), BODY)
+    with connect(server) as connection:
+        connection.sendall(b"HEAD /v2/health/live HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        head = connection.recv(1 << 12)
+        assert head.startswith(b"HTTP/1.1 200") and b"content-length: 13" in head and head.endswith(b"\r\n\r\n")
+        connection.sendall(chunked + trailer)
+        assert read(connection)[0] == 200
+        connection.sendall(chunked.replace(b"Host", b"Upgrade: h2c\r\nConnection: upgrade\r\nHost") + trailer)
+        assert read(connection)[0] == 400
+
+
+def test_a_request_that_is_refused_leaves_the_connection_for_the_next(
+    engines: dict[str, Path], serve: Callable[..., Server], tmp_path: Path
 ) -> None:
     token = tmp_path / "token"
     token.write_text("secret")
@@ -146,15 +173,14 @@ def test_what_may_be_refused_is_left_to_the_application(
         ):  # fmt: skip
             connection.sendall(head_of(length, *more) + BODY)
             assert read(connection)[0] == expected, more
-    assert taken == [INFER] * 2
 
 
-def test_a_client_that_goes_inside_a_body_holds_nothing(server: Server, taken: list[str]) -> None:
+def test_a_client_that_goes_inside_a_body_holds_nothing(server: Server) -> None:
     with connect(server) as connection:
         connection.sendall(head_of(len(LARGE)) + LARGE[:100_000])
         until(lambda: bytes_held(server) == 100_000, "it is being received")
     until(lambda: bytes_held(server) == 0, "it is forgotten")
-    assert not taken and fetch(server, INFER, BODY)[0] == 200
+    assert fetch(server, INFER, BODY)[0] == 200
 
 
 def bytes_held(server: Server) -> int:
@@ -168,7 +194,7 @@ def test_bodies_that_do_not_come_take_no_place_of_other_requests(
     server = serve(engines["double"], grpc_port=-1, max_in_flight=2, max_in_flight_size="1MiB")
     assert fetch(server, INFER, BODY)[0] == 200
     with ExitStack() as opened:
-        for more in ((), ("Content-Encoding: gzip",)):  # without ASGI, and by it
+        for more in ((), ("Content-Encoding: gzip",)):  # as they are, and compressed
             for _ in range(10):
                 opened.enter_context(connect(server)).sendall(head_of(10 << 20, *more) + b"1234")
         until(lambda: bytes_held(server) == 80, "all have begun")
@@ -191,7 +217,9 @@ def test_a_body_larger_than_the_inputs_of_the_model_is_refused_before_it_comes(s
         assert read(connection)[0] == 413
 
 
-@pytest.mark.parametrize("more", [(), ("Content-Encoding: identity", "Expect: 100-continue")], ids=["direct", "asgi"])
+@pytest.mark.parametrize(
+    "more", [(), ("Content-Encoding: identity", "Expect: 100-continue")], ids=["at once", "on request"]
+)
 def test_bytes_beyond_the_limit_are_refused_while_they_come(
     engines: dict[str, Path], serve: Callable[..., Server], more: tuple[str, ...]
 ) -> None:
@@ -220,7 +248,7 @@ def test_a_body_that_does_not_come_is_answered_in_time(engines: dict[str, Path],
     until(lambda: bytes_held(server) == 0, "it is forgotten")
 
 
-def test_an_answer_that_is_not_read_counts_its_bytes_and_no_request(server: Server, taken: list[str]) -> None:
+def test_an_answer_that_is_not_read_counts_its_bytes_and_no_request(server: Server) -> None:
     name = "a" * 15_000_000  # returned in the answer, and more than sockets hold
     body = BODY.replace(b"{", b'{"id": "%s", ' % name.encode(), 1)
     with socket.socket() as connection:
@@ -237,13 +265,12 @@ def test_an_answer_that_is_not_read_counts_its_bytes_and_no_request(server: Serv
         answer.begin()
         assert answer.status == 200 and json.loads(answer.read())["id"] == name
         until(lambda: bytes_held(server) == 0, "it is read")
-    assert taken == [INFER]
 
 
 @pytest.mark.parametrize(
     "more",
     [(), ("Content-Encoding: gzip",), ("Content-Encoding: gzip", "Connection: close")],
-    ids=["without ASGI", "by ASGI", "the last of a connection"],
+    ids=["plain", "compressed", "the last of a connection"],
 )
 def test_a_client_that_never_reads_its_answer_is_dropped(
     engines: dict[str, Path],
@@ -254,19 +281,19 @@ def test_a_client_that_never_reads_its_answer_is_dropped(
     server = serve(engines["double"], grpc_port=-1, request_timeout_s=2.0)
     assert fetch(server, INFER, BODY)[0] == 200
     body = BODY.replace(b"{", b'{"id": "%s", ' % (b"a" * 15_000_000), 1)
-    ends: list[LimitedProtocol] = []
-    lost = LimitedProtocol.connection_lost
-    monkeypatch.setattr(LimitedProtocol, "connection_lost", lambda *given: (lost(*given), ends.append(given[0])))
+    ends: list[Connection] = []
+    lost = Connection.connection_lost
+    monkeypatch.setattr(Connection, "connection_lost", lambda *given: (lost(*given), ends.append(given[0])))
     with connect(server) as connection:
         body = gzip.compress(body, 1) if more else body
         connection.sendall(head_of(len(body), *more) + body)
         until(lambda: ends and bytes_held(server) == 0, "it is closed and forgotten")
 
 
-def test_an_answer_over_grpc_that_is_not_read_counts_for_a_time_only(
+def test_answers_over_grpc_that_are_not_read_count_for_a_time_and_then_against_grpc_alone(
     engines: dict[str, Path], serve: Callable[..., Server]
 ) -> None:
-    server = serve(engines["double"], request_timeout_s=1.0)
+    server = serve(engines["double"], request_timeout_s=1.0, max_in_flight_size="10MiB")
     request = message("ModelInferRequest")(model_name="double", id="a" * 15_000_000)
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4]).contents.fp32_contents.extend([1] * 4)
     with grpc.insecure_channel(server.grpc_address) as channel:
@@ -277,9 +304,13 @@ def test_an_answer_over_grpc_that_is_not_read_counts_for_a_time_only(
         assert server._service is not None
         admission = server._service.admission
         until(lambda: admission.requests == 0 and admission.nbytes > len(request.id), "it is answered")
-        until(lambda: admission.nbytes == 0, "it is forgotten")
-        assert call.is_active()
+        until(lambda: admission.nbytes == 0 and admission.overdue > len(request.id), "it is overdue")
+        assert call.is_active() and fetch(server, INFER, BODY)[0] == 200
+        other = channel.unary_unary(f"/{INFERENCE_SERVICE}/ModelInfer")
+        with pytest.raises(grpc.RpcError, match="have not read"):
+            other(b"\x0a\x06double")
         call.cancel()
+        until(lambda: admission.overdue == 0, "it is forgotten")
 
 
 def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> None:
@@ -296,21 +327,21 @@ def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> No
 def test_servers_of_a_process_read_into_memory_of_their_own(
     server: Server, engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    receivers: list[Receiver] = []
-    made = Receiver.connection_made
+    made_here: list[Connection] = []
+    made = Connection.connection_made
 
-    def noted(self: Receiver, transport: Any) -> None:
-        receivers.append(self)
+    def noted(self: Connection, transport: Any) -> None:
+        made_here.append(self)
         made(self, transport)
 
-    monkeypatch.setattr(Receiver, "connection_made", noted)
+    monkeypatch.setattr(Connection, "connection_made", noted)
     for each in (server, serve(engines["triple"], grpc_port=-1)):
         assert fetch(each, "/v2/health/live")[0] == 200
-    first, second = (np.frombuffer(receiver.get_buffer(-1), np.uint8) for receiver in receivers)
+    first, second = (np.frombuffer(receiver.get_buffer(-1), np.uint8) for receiver in made_here)
     assert not np.shares_memory(first, second)
 
 
-@pytest.mark.parametrize("more", [(), ("Expect: 100-continue",)], ids=["without ASGI", "by ASGI"])
+@pytest.mark.parametrize("more", [(), ("Expect: 100-continue",)], ids=["at once", "on request"])
 def test_a_body_that_does_not_come_is_not_the_answer_of_the_request_before(
     engines: dict[str, Path], serve: Callable[..., Server], monkeypatch: pytest.MonkeyPatch, more: tuple[str, ...]
 ) -> None:
@@ -332,7 +363,7 @@ def test_a_body_that_does_not_come_is_not_the_answer_of_the_request_before(
 
 
 def test_large_requests_over_tls(
-    engines: dict[str, Path], serve: Callable[..., Server], certificate: tuple[Path, Path], taken: list[str]
+    engines: dict[str, Path], serve: Callable[..., Server], certificate: tuple[Path, Path]
 ) -> None:
     server = serve(engines["double"], grpc_port=-1, tls_cert=certificate[0], tls_key=certificate[1])
     assert server.http_address is not None
@@ -342,4 +373,3 @@ def test_large_requests_over_tls(
             connection.request("POST", INFER, LARGE)
             answer = connection.getresponse()
             assert (answer.status, outputs(answer.read())) == (200, [2.0] * 4)
-    assert taken == [INFER] * 2

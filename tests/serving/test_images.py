@@ -21,7 +21,7 @@ import trt_engine as te
 from patience import until
 from serving.test_page import CHROMIUM, FLAGS
 from serving.triton import fetch
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 from trt_engine.vision.image_inference import ImageRunner
 
 DIGITS = Path(__file__).resolve().parents[2] / "examples" / "digits"
@@ -59,15 +59,6 @@ def test_objects_are_found_where_the_annotations_have_them(server: Server) -> No
             assert [one for one in sure if one["name"] == name and one["box"] == pytest.approx(expected, abs=8)]
     (stats,) = fetch(server, "/v2/models/digits/stats")[2]["model_stats"]
     assert stats["inference_stats"]["success"]["count"] == 2
-
-
-def test_what_is_not_an_image_or_not_for_images_is_an_error_that_says_so(server: Server) -> None:
-    status, _, answer = fetch(server, "/v2/models/digits/image", b"no image")
-    assert status == 400 and "not a readable image" in answer["error"]
-    status, _, answer = fetch(server, "/v2/models/double/image", IMAGE.read_bytes())
-    assert status == 400 and "does not declare how an image" in answer["error"]
-    assert fetch(server, "/v2/models/digits/image")[0] == 405
-    assert "image" not in fetch(server, "/v2/models/double")[2]["properties"]
 
 
 def test_a_picture_is_admitted_by_its_pixels_before_it_is_decoded(

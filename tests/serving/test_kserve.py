@@ -14,7 +14,7 @@ pytest.importorskip("kserve", reason="kserve is not installed")
 import kserve
 
 from serving.triton import ones
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+from serving.conftest import place
 from serving.triton import Client, fetch, ones
-from trt_engine.serving.server import Server
-from trt_engine.serving.statistics import LATENCY_BOUNDS_S, Histogram
+from trt_engine.verbs.serve.server import Server
+from trt_engine.verbs.serve.statistics import LATENCY_BOUNDS_S
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "serve-dashboard.json"
 TRITONS = {
@@ -98,14 +99,6 @@ def test_every_query_of_the_dashboard_finds_its_metrics_and_labels(
     assert any("label_values(trt_engine_model_ready, model)" in str(item) for item in dashboard["templating"]["list"])
 
 
-def test_a_histogram_counts_each_value_once_at_its_bound() -> None:
-    histogram = Histogram((1, 2, 4))
-    for number in (0, 1, 1.5, 2, 3, 4, 5):
-        histogram.add(number)
-    assert histogram.buckets() == [("1.0", 2.0), ("2.0", 4.0), ("4.0", 6.0), ("+Inf", 7.0)]
-    assert histogram.total == 16.5
-
-
 def test_scraping_while_models_change_fails_nothing(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
     server = serve(f"a={engines['double']}", f"b={engines['slow']}")
     client = Client("grpc", server)
@@ -116,3 +109,22 @@ def test_scraping_while_models_change_fails_nothing(engines: dict[str, Path], se
         'nv_inference_count{model="b",version="1"} 1.0' in text
         and 'nv_inference_count{model="a",version="1"} 0.0' in text
     )
+
+
+def test_a_version_that_is_loaded_again_goes_on_counting(
+    engines: dict[str, Path], repository: Path, serve: Callable[..., Server]
+) -> None:
+    place(engines["double"], repository, "net", config="max_batch_size: 8")
+    control = {"model_control_mode": "explicit", "load_model": ["net"], "control_without_token": True}
+    server = serve(model_repository=repository, grpc_port=-1, **control)
+    item = {"name": "x", "shape": [1, 4], "datatype": "FP32", "data": [1] * 4}
+    for answered, step in enumerate(("", "max_batch_size: 4", "unload"), 1):
+        if step == "unload":
+            assert fetch(server, "/v2/repository/models/net/unload", b"{}")[0] == 200
+        elif step:
+            (repository / "net/config.pbtxt").write_text(step)
+        assert fetch(server, "/v2/repository/models/net/load", b"{}")[0] == 200
+        assert fetch(server, "/v2/models/net/infer", json.dumps({"inputs": [item]}).encode())[0] == 200
+        (stats,) = fetch(server, "/v2/models/net/stats")[2]["model_stats"]
+        assert stats["inference_stats"]["success"]["count"] == stats["execution_count"] == answered
+        assert f'nv_inference_request_success{{model="net",version="1"}} {answered}.0' in fetch(server, "/metrics")[2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -13,8 +12,7 @@ import pytest
 
 from patience import HANG_S
 from serving.conftest import place
-from serving.triton import fetch
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -28,15 +26,6 @@ def server(engines: dict[str, Path], serve: Callable[..., Server], tmp_path_fact
     place(engines["double"], root, "good")
     place(engines["double"], root, "broken", config="ensemble_scheduling {}")
     return serve(model_repository=root, grpc_port=-1)
-
-
-def test_the_page_loads_nothing_from_elsewhere(server: Server) -> None:
-    status, headers, text = fetch(server, "/")
-    assert status == 200 and headers["content-type"].startswith("text/html")
-    assert "default-src 'none'" in headers["content-security-policy"]
-    assert set(re.findall(r"https?://[^\s\"'`$]+", text)) == {"http://www.w3.org/2000/svg"}
-    assert not re.search(r"\b(src|href)=|@import|url\(", text)
-    assert "innerHTML" not in text and "prefers-color-scheme: dark" in text and "width=device-width" in text
 
 
 @pytest.mark.browser

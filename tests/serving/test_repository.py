@@ -19,8 +19,8 @@ from serving.conftest import double_model, place
 from serving.triton import Client, fetch, ones
 from trt_engine.errors import UsageError
 from trt_engine.graph.load import open_model
-from trt_engine.serving.model_config import ModelSettings, build_config, read_config, server_settings
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.model_config import ModelSettings, build_config, read_config, server_settings
+from trt_engine.verbs.serve.server import Server
 
 BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
 
@@ -64,15 +64,6 @@ def test_a_configuration_sets_batching_instances_versions_and_providers() -> Non
     assert found.runtime.providers == ("cuda", "cpu") and found.runtime.allow_fallback
 
 
-def test_without_dynamic_batching_requests_are_not_joined() -> None:
-    assert not config("max_batch_size: 4").join and config("max_batch_size: 4 dynamic_batching {}").join
-    assert config("").policy.select([1, 5, 3]) == [5]
-    assert config("version_policy { latest { num_versions: 2 } }").policy.select([1, 5, 3]) == [3, 5]
-    assert config("version_policy { all {} }").policy.select([1, 5, 3]) == [1, 3, 5]
-    assert config("instance_group { kind: KIND_GPU gpus: [0, 1] }").runtime.device == "cuda:0,cuda:1"
-    assert config("optimization { cuda { graphs: true } }").runtime.graphs is True
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -101,10 +92,11 @@ def test_keys_of_triton_that_change_no_answer_are_read(text: str) -> None:
     ("text", "expected"),
     [
         (
-            "input { name: 'x' optional: true reshape { shape: 1 } } model_transaction_policy { decoupled: true }",
-            "not supported: `input.optional` (a request has every input), `input.reshape` (`dims` as the engine has them), "
+            "input { name: 'x' optional: true } model_transaction_policy { decoupled: true }",
+            "not supported: `input.optional` (a request has every input), "
             "`model_transaction_policy.decoupled` (one response for each request)",
         ),
+        ("input { name: 'x' dims: [4, -1] reshape { shape: [2, -1] } }", "`reshape` of `x` from [4, -1] to [2, -1]"),
         ("max_batch_sise: 4", "row 1: the key `max_batch_sise` is not supported"),
         ("optimization { graph { levels: 1 } }", "the key `levels` is not supported"),
         ("ensemble_scheduling {}", "not supported: `ensemble_scheduling`"),
@@ -246,19 +238,6 @@ def test_a_model_is_built_for_the_batches_and_shapes_of_its_configuration(
     assert " ".join("x".join(map(str, shape)) for shape in found.ranges["x"].shapes) == profile
 
 
-def test_a_model_that_the_server_builds_takes_its_largest_batch(serve: Callable[..., Server], repository: Path) -> None:
-    for name in ("configured", "plain"):
-        (repository / name / "1").mkdir(parents=True)
-        double_model(repository / name / "1" / "model.onnx", 3.0)
-    (repository / "configured" / "config.pbtxt").write_text("max_batch_size: 8 dynamic_batching {}")
-    server = serve(model_repository=repository, build_models=True, parity=False, grpc_port=-1, max_batch=4)
-    client = Client("http", server)
-    for name, rows in (("configured", 8), ("plain", 4)):
-        sent = np.ones((rows, 4), np.float32)
-        np.testing.assert_array_equal(client.infer(name, {"x": sent}).as_numpy("y"), sent * 3)
-    client.raw.close()
-
-
 def test_the_truth_is_in_every_answer(engines: dict[str, Path], serve: Callable[..., Server]) -> None:
     server = serve(f"net={engines['double']}")
     digest = te.Engine.open(engines["double"]).passport.payload[0].digest
@@ -273,7 +252,7 @@ def test_the_truth_is_in_every_answer(engines: dict[str, Path], serve: Callable[
     assert f'trt_engine_backend_info{{backend="onnxruntime",device="cpu",engine_sha="{digest}"' in text
     import grpc
 
-    from trt_engine.serving.messages import message
+    from trt_engine.open_inference.messages import message
 
     with grpc.insecure_channel(server.grpc_address) as channel:
         request, answer = message("ModelInferRequest"), message("ModelInferResponse")
@@ -473,6 +452,24 @@ def test_models_are_not_loaded_by_clients_unless_control_is_explicit(
         client.raw.close()
 
 
+def test_an_address_that_is_taken_is_an_error_with_the_flag(
+    engines: dict[str, Path], serve: Callable[..., Server]
+) -> None:
+    from trt_engine.errors import SetupError
+
+    server = serve(engines["double"])
+    for name, address in (("http_port", server.http_address), ("grpc_port", server.grpc_address)):
+        assert address is not None
+        with pytest.raises(SetupError, match=f"cannot listen at {address}: address already in use") as caught:
+            serve(engines["double"], **{name: int(address.rpartition(":")[2])})
+        assert f"--{name.replace('_', '-')} 0" in str(caught.value)
+    with pytest.raises(SetupError, match="not an address of this machine"):
+        serve(engines["double"], host="300.1.1.1")
+    with pytest.raises(SetupError, match="cannot assign") as caught:
+        serve(engines["double"], host="192.0.2.1")
+    assert "--host" in str(caught.value.hint)
+
+
 def test_wrong_settings_are_refused_before_anything_listens(engines: dict[str, Path], tmp_path: Path) -> None:
     for settings, expected in (
         ({}, "nothing to serve"),
@@ -491,21 +488,3 @@ def test_wrong_settings_are_refused_before_anything_listens(engines: dict[str, P
     ):
         with pytest.raises(UsageError, match=expected):
             te.serve(**settings)  # type: ignore[arg-type]
-
-
-def test_an_address_that_is_taken_is_an_error_with_the_flag(
-    engines: dict[str, Path], serve: Callable[..., Server]
-) -> None:
-    from trt_engine.errors import SetupError
-
-    server = serve(engines["double"])
-    for name, address in (("http_port", server.http_address), ("grpc_port", server.grpc_address)):
-        assert address is not None
-        with pytest.raises(SetupError, match=f"cannot listen at {address}: address already in use") as caught:
-            serve(engines["double"], **{name: int(address.rpartition(":")[2])})
-        assert f"--{name.replace('_', '-')} 0" in str(caught.value)
-    with pytest.raises(SetupError, match="not an address of this machine"):
-        serve(engines["double"], host="300.1.1.1")
-    with pytest.raises(SetupError, match="cannot assign") as caught:
-        serve(engines["double"], host="192.0.2.1")
-    assert "--host" in str(caught.value.hint)

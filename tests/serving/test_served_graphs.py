@@ -16,9 +16,10 @@ from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted
 from trt_engine.runtime.cuda_graph_policy import GraphStats
 from trt_engine.runtime.inference_engine import InferenceEngine
-from trt_engine.serving import served_model
-from trt_engine.serving.model_config import ModelSettings, read_config, server_settings
-from trt_engine.serving.served_model import ServedVersion, load_version
+from trt_engine.verbs.serve import served_model
+from trt_engine.verbs.serve.model_config import ModelSettings, read_config, server_settings
+from trt_engine.verbs.serve.served_model import ServedVersion, load_version
+from trt_engine.verbs.serve.statistics import VersionStatistics
 
 BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
 JOINED = "max_batch_size: 6 dynamic_batching {}"
@@ -64,7 +65,7 @@ def graphs(served: ServedVersion) -> GraphStats:
 def test_joined_requests_have_graphs_unless_the_configuration_declines(
     engine: Engine, settings: ModelSettings, sizes: bool | tuple[int, ...] | None
 ) -> None:
-    served = load_version("m", "1", engine, settings, verify=True)
+    served = load_version("m", "1", engine, settings, VersionStatistics(), verify=True)
     try:
         assert served.settings.runtime.graphs == sizes
         assert served.truth.as_dict().get("graphs", "") == ("on" if sizes else "")
@@ -90,18 +91,11 @@ def test_a_size_that_is_out_of_memory_is_left_out_of_the_warm_up(
         original(self, runs, batch=batch, **more)
 
     monkeypatch.setattr(InferenceEngine, "warmup", warmup)
-    served = load_version("m", "1", engine, BASE, verify=True)
+    served = load_version("m", "1", engine, BASE, VersionStatistics(), verify=True)
     try:
         assert graphs(served).captured == 4 and "batch 6 is out of memory" in caplog.text
     finally:
         served.close()
-
-
-def test_a_cpu_has_no_graphs(tmp_path: Path) -> None:
-    engine = te.build(double_model(tmp_path / "double.onnx"), batch=(1, 2, 6), parity=False, backend="onnxruntime")
-    served = load_version("m", "1", engine, BASE, verify=True)
-    assert served.settings.runtime.graphs is None and "graphs" not in served.truth.as_dict()
-    served.close()
 
 
 def test_shapes_that_clients_choose_have_no_graphs_by_default(tmp_path: Path) -> None:
@@ -111,7 +105,7 @@ def test_shapes_that_clients_choose_have_no_graphs_by_default(tmp_path: Path) ->
         model, out=tmp_path / "open.engine", backend="fake", device="fake:0", parity=False,
         profiles="x:1x1,2x4,6x8", store=te.Store(tmp_path / "store"),
     )  # fmt: skip
-    served = load_version("m", "1", engine, BASE, verify=True)
+    served = load_version("m", "1", engine, BASE, VersionStatistics(), verify=True)
     assert served.settings.runtime.graphs is None
     served.close()
 
@@ -121,7 +115,7 @@ def test_what_takes_too_long_to_capture_is_captured_by_its_first_batch(
 ) -> None:
     """The largest size is always captured before: later ones do not move its buffers."""
     monkeypatch.setattr(served_model, "_WARM_UP_S", 0.0)
-    served = load_version("m", "1", engine, replace(BASE, max_batch=4), verify=True)
+    served = load_version("m", "1", engine, replace(BASE, max_batch=4), VersionStatistics(), verify=True)
     try:
         assert graphs(served).captured == 1 and served.runner.is_captured({"x": np.ones((4, 4), np.float32)})
         for rows in (1, 2, 4):

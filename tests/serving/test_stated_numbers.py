@@ -15,9 +15,10 @@ import pytest
 from serving.hostile_numbers import PLACES, REGION, VALUES, Sender
 from serving.triton import fetch
 from trt_engine.errors import UsageError
-from trt_engine.serving.grpc_codec import parse_infer
-from trt_engine.serving.messages import message
-from trt_engine.serving.server import Server
+from trt_engine.open_inference.messages import message
+from trt_engine.verbs.serve.compression import find_encoding
+from trt_engine.verbs.serve.grpc_codec import parse_infer, read_model_name
+from trt_engine.verbs.serve.server import Server
 
 Request: Any = message("ModelInferRequest")
 
@@ -38,6 +39,8 @@ def test_a_grpc_request_taken_apart_is_the_one_that_protobuf_reads() -> None:
         fields = [made.SerializeToString(), b"\x98\x06\x01", b"\xa1\x06" + bytes(8), b"\xa5\x06" + bytes(4)]
         raw = b"".join(pick.sample(fields, len(fields)))  # unknown fields of each kind before and behind
         found = parse_infer(raw)
+        assert not find_encoding(made.SerializeToString()), "it is not taken for a compressed one"
+        assert read_model_name(made.SerializeToString()[:4096])[0] == made.model_name
         assert [bytes(view) for view in found.contents] == [*made.raw_input_contents]
         del made.raw_input_contents[:]
         assert (found.message.inputs, found.message.id, found.nbytes) == (made.inputs, "7", len(raw))

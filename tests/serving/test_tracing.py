@@ -15,11 +15,9 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
-import trt_engine as te
 from serving.conftest import start
 from serving.triton import Client, ones
-from trt_engine.errors import UsageError
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 """The example of the W3C recommendation on trace context."""
@@ -109,8 +107,3 @@ def test_without_an_endpoint_nothing_of_opentelemetry_is_imported(
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 3 and "[otel]'" in done.stderr
-
-
-def test_an_endpoint_is_a_url() -> None:
-    with pytest.raises(UsageError, match="is not the URL of a collector"):
-        te.ServeConfig(otlp_endpoint="localhost:4318")

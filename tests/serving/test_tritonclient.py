@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -15,12 +17,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tritonclient.utils.shared_memory as shm
-from tritonclient.utils import InferenceServerException, serialize_byte_tensor
+from tritonclient.utils import InferenceServerException
 
 from patience import HANG_S
-from serving.conftest import ECHO, place
+from serving.conftest import ECHO, place, start
 from serving.triton import Client, ones
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 
 @pytest.fixture(scope="module")
@@ -52,12 +54,6 @@ def client(request: pytest.FixtureRequest, server: Server) -> Iterator[Client]:
     made.raw.close()
 
 
-def test_live_ready_and_the_readiness_of_models(client: Client) -> None:
-    assert client.raw.is_server_live() and client.raw.is_server_ready()
-    assert client.raw.is_model_ready("double") and client.raw.is_model_ready("double", "1")
-    assert not client.raw.is_model_ready("double", "9")
-
-
 def test_metadata_of_the_server_lists_what_works(client: Client) -> None:
     found = client.as_dict(client.raw.get_server_metadata())
     assert found["name"] == "trt-engine"
@@ -67,18 +63,13 @@ def test_metadata_of_the_server_lists_what_works(client: Client) -> None:
     }  # fmt: skip
 
 
-def test_metadata_of_a_model(client: Client) -> None:
-    found = client.as_dict(client.raw.get_model_metadata("double"))
-    assert found["versions"] in (["1", "2"], [1, 2]) and found["platform"] == "onnxruntime_onnx"
-    assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
-    assert found["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}]
-
-
 def test_config_of_a_model(client: Client) -> None:
     found = client.as_dict(client.raw.get_model_config("double"))
     found = found.get("config", found)
     assert found["max_batch_size"] == 8 and found["backend"] == "onnxruntime"
-    assert found["input"] == [{"name": "x", "data_type": "TYPE_FP32", "dims": [4]}]
+    (x,) = found["input"]
+    assert (x["name"], x["data_type"], x["dims"]) == ("x", "TYPE_FP32", [4])
+    assert client.protocol == "grpc" or x["format"] == "FORMAT_NONE"  # JSON has every field: clients read them unasked
     assert int(found["dynamic_batching"]["priority_levels"]) == 2
     assert found["parameters"]["engine"]["string_value"].startswith("sha256:")
 
@@ -130,12 +121,6 @@ def test_every_datatype_comes_back_as_it_was_sent(client: Client, binary: bool) 
             np.testing.assert_array_equal(got, want, err_msg=datatype)
 
 
-def test_outputs_that_are_not_requested_are_left_out(client: Client) -> None:
-    inputs = [client.input(f"in_{name}", values_of(name), name) for name in ECHO["types"]]
-    answer = client.raw.infer("types", inputs, outputs=[client.output("out_INT8")])
-    assert [item["name"] for item in client.as_dict(answer.get_response())["outputs"]] == ["out_INT8"]
-
-
 def test_asynchronous_requests_are_all_answered_with_their_own_rows(client: Client) -> None:
     answers: Queue[tuple[int, Any, Any]] = Queue()
     handles = []
@@ -172,7 +157,24 @@ def test_a_stream_has_one_answer_for_each_request_and_an_error_ends_nothing(serv
     for number, (answer, error) in enumerate(found[:5]):
         assert error is None, error
         np.testing.assert_array_equal(answer.as_numpy("y"), (ones() + number) * 2)
-    assert "unknown model `nothing`" in str(found[5][1]) and found[6][1] is None
+    assert "unknown model: `nothing`" in str(found[5][1]) and found[6][1] is None
+
+
+def test_requests_of_a_stream_are_joined(engines: dict[str, Path]) -> None:
+    with start(engines["double"], max_batch=4, max_wait_ms=HANG_S * 1e3) as server:
+        client = Client("grpc", server)
+        answers: Queue[tuple[Any, Any]] = Queue()
+        client.raw.start_stream(lambda result, error: answers.put((result, error)))
+        for number in range(4):
+            client.raw.async_stream_infer("double", [client.input("x", ones() + number)])
+        found = [answers.get(timeout=HANG_S) for _ in range(4)]
+        client.raw.stop_stream()
+        for number, (answer, error) in enumerate(found):
+            assert error is None, error
+            np.testing.assert_array_equal(answer.as_numpy("y"), (ones() + number) * 2)
+        (stats,) = client.as_dict(client.raw.get_inference_statistics("double"))["model_stats"]
+        assert int(stats["execution_count"]) == 1
+        client.raw.close()
 
 
 def test_statistics_count_requests_rows_and_runs(client: Client) -> None:
@@ -203,10 +205,18 @@ def test_clients_load_and_unload_models(client: Client) -> None:
     np.testing.assert_array_equal(client.infer("spare", {"x": ones()}).as_numpy("y"), ones() * 2)
     client.raw.unload_model("spare")
     assert states()["spare"] == "UNAVAILABLE" and not client.raw.is_model_ready("spare")
-    with pytest.raises(InferenceServerException, match="unknown model `nothing`"):
+    with pytest.raises(InferenceServerException, match="unknown model: `nothing`"):
         client.raw.load_model("nothing")
-    with pytest.raises(InferenceServerException, match="parameter `config` is not supported"):
-        client.raw.load_model("spare", config="{}")
+    client.raw.load_model("spare", config='{"max_batch_size": "4"}')
+    found = client.as_dict(client.raw.get_model_config("spare"))
+    assert found.get("config", found)["max_batch_size"] == 4
+    client.raw.load_model("spare")
+    found = client.as_dict(client.raw.get_model_config("spare"))
+    assert found.get("config", found)["max_batch_size"] == 8
+    for wrong in ('{"max_batch_size": "99"}', '{"nothing": 1}', "no JSON"):
+        with pytest.raises(InferenceServerException, match="failed to load `spare`"):
+            client.raw.load_model("spare", config=wrong)
+    assert client.raw.is_model_ready("spare")
 
 
 def test_tensors_in_system_shared_memory(client: Client) -> None:
@@ -273,30 +283,15 @@ def test_a_request_whose_timeout_passes_in_the_queue_is_not_run_and_a_full_queue
     assert int(found["inference_stats"]["fail"]["count"]) >= 2
 
 
-@pytest.mark.parametrize("priority", [0, 1, 2, 9])
-def test_priorities_are_accepted(client: Client, priority: int) -> None:
-    answer = client.infer("double", {"x": ones()}, priority=priority, timeout=10_000_000, model_version="1")
-    np.testing.assert_array_equal(answer.as_numpy("y"), ones() * 2)
-
-
-def test_a_compressed_request(client: Client) -> None:
-    options = (
-        {"request_compression_algorithm": "gzip"} if client.protocol == "http" else {"compression_algorithm": "gzip"}
-    )
-    answer = client.infer("double", {"x": ones(8)}, model_version="1", **options)
-    np.testing.assert_array_equal(answer.as_numpy("y"), ones(8) * 2)
-
-
 def test_wrong_requests_are_refused_with_what_was_expected(client: Client) -> None:
     cases: list[tuple[str, dict[str, Any], str, dict[str, Any]]] = [
-        ("unknown model `nothing`", {"x": ones()}, "FP32", {"model_name": "nothing"}),
+        ("unknown model: `nothing`", {"x": ones()}, "FP32", {"model_name": "nothing"}),
         ("no version `7`", {"x": ones()}, "FP32", {"model_version": "7"}),
         ("unknown input `z`", {"z": ones()}, "FP32", {}),
         ("is INT32, expected FP32", {"x": ones().astype(np.int32)}, "INT32", {}),
         ("is 1x5, expected", {"x": np.zeros((1, 5), np.float32)}, "FP32", {}),
         ("9 rows", {"x": ones(9)}, "FP32", {}),
         ("unknown output `z`", {"x": ones()}, "FP32", {"outputs": [client.output("z")]}),
-        ("classification is not", {"x": ones()}, "FP32", {"outputs": [client.output("y", class_count=2)]}),
         ("sequences of requests", {"x": ones()}, "FP32", {"sequence_id": 3}),
     ]
     for expected, feeds, datatype, options in cases:
@@ -347,7 +342,7 @@ def test_typed_contents_over_grpc(server: Server) -> None:
 
 
 def test_the_health_service_of_grpc(server: Server) -> None:
-    from trt_engine.serving.messages import message
+    from trt_engine.open_inference.messages import message
 
     request, answer = message("grpc.health.v1.HealthCheckRequest"), message("grpc.health.v1.HealthCheckResponse")
     with grpc.insecure_channel(server.grpc_address) as channel:
@@ -362,5 +357,41 @@ def test_the_health_service_of_grpc(server: Server) -> None:
         calls.cancel()
 
 
-def test_bytes_are_the_protocols(server: Server) -> None:
-    assert serialize_byte_tensor(np.array([b"ab"], object)).item() == b"\x02\0\0\0ab"
+def test_metadata_of_a_model(client: Client) -> None:
+    found = client.as_dict(client.raw.get_model_metadata("double"))
+    assert found["versions"] in (["1", "2"], [1, 2]) and found["platform"] == "onnxruntime_onnx"
+    assert found["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [-1, 4]}]
+    assert found["outputs"] == [{"name": "y", "datatype": "FP32", "shape": [-1, 4]}]
+
+
+def test_live_ready_and_the_readiness_of_models(client: Client) -> None:
+    assert client.raw.is_server_live() and client.raw.is_server_ready()
+    assert client.raw.is_model_ready("double") and client.raw.is_model_ready("double", "1")
+    assert not client.raw.is_model_ready("double", "9")
+
+
+@pytest.mark.slow
+def test_no_counter_falls_however_threads_are_switched(engines: dict[str, Path]) -> None:
+    before, parts = sys.getswitchinterval(), ("queue", "compute_input", "compute_infer", "compute_output")
+    with start(engines["double"]) as server:
+        clients = [Client(protocol, server) for protocol in ("http", "grpc")]
+        seen = [dict.fromkeys(parts, 0)]
+
+        def call(number: int) -> None:
+            clients[1].infer("double", {"x": ones()})
+            if number % 50 == 0:
+                (row,) = clients[1].as_dict(clients[1].raw.get_inference_statistics("double"))["model_stats"]
+                seen.append({name: int(row["inference_stats"][name]["ns"]) for name in parts})
+
+        sys.setswitchinterval(1e-6)
+        try:
+            with ThreadPoolExecutor(16) as pool:
+                assert len([*pool.map(call, range(1000))]) == 1000
+        finally:
+            sys.setswitchinterval(before)
+        (row,) = clients[0].as_dict(clients[0].raw.get_inference_statistics("double"))["model_stats"]
+        assert row["inference_stats"]["success"]["count"] == row["inference_count"] == 1000
+        assert all(row["inference_stats"][name]["ns"] >= seen[-1][name] >= 0 for name in parts)
+        assert min(value for one in seen for value in one.values()) >= 0
+        for client in clients:
+            client.raw.close()

@@ -12,7 +12,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
-from trt_engine.serving.server import Server
+from trt_engine.verbs.serve.server import Server
 
 MODULES: dict[str, ModuleType] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.sizing.cliffs import THRESHOLD, advice, find_cliffs, scan_sizes
+from trt_engine.verbs.size.cliffs import THRESHOLD, advice, find_cliffs, scan_sizes
 
 
 def curve(peak: float, half: float) -> Callable[[int], float]:
@@ -18,16 +18,6 @@ def curve(peak: float, half: float) -> Callable[[int], float]:
 
 def cliffs(rates: Callable[[int], float | None], batch: int = 24, width: int = 8) -> list[int]:
     return [point.batch for point in find_cliffs(scan_sizes(batch, width), rates) if point.cliff]
-
-
-def test_the_window_starts_at_one() -> None:
-    assert scan_sizes(4, 8) == tuple(range(1, 13))
-    assert scan_sizes(64, 8) == tuple(range(56, 73))
-
-
-@given(peak=st.floats(1, 1e5), half=st.floats(0, 500), batch=st.integers(1, 200))
-def test_a_curve_without_cliffs_has_none(peak: float, half: float, batch: int) -> None:
-    assert cliffs(curve(peak, half), batch) == []
 
 
 @pytest.mark.parametrize("bad", [(17, 18, 19), (16,), (23, 24, 25), (32,), (30, 31, 32), (16, 17, 18, 19)])
@@ -61,10 +51,3 @@ def test_one_lucky_size_accuses_nobody() -> None:
 @given(share=st.floats(THRESHOLD + 0.01, 1.0))
 def test_a_shortfall_above_the_threshold_is_tolerated(share: float) -> None:
     assert cliffs(lambda batch: 1000.0 * (share if batch == 24 else 1)) == []
-
-
-def test_sizes_that_cannot_be_measured_are_left_out() -> None:
-    points = find_cliffs(scan_sizes(24, 8), lambda batch: None if batch > 24 else 1000.0)
-    assert [point.batch for point in points] == list(range(16, 25))
-    assert advice(points) == "no cliff from batch 16 to 24; prefer powers of two (16)"
-    assert advice(find_cliffs((1, 2), lambda _: None)) == "the scan measured nothing"

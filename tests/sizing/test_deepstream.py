@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import configparser
 import itertools
 import re
-import shlex
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +14,11 @@ from trt_engine.format import format_streams
 from trt_engine.records.base import StepTime
 from trt_engine.records.size import BatchResult, CliffPoint, SizeReport
 from trt_engine.reporting.results import result_text as summary_text
-from trt_engine.reporting.sections.size_sections import nvinfer_lines
-from trt_engine.sizing.deepstream import NvinferConfig, benchmark_data, nvinfer_config
-from trt_engine.sizing.doubling import images_per_s, queries_per_s
+from trt_engine.reporting.size import nvinfer_lines
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.nvinfer_keys import NvinferConfig, nvinfer_config
+from trt_engine.verbs.size.benchmark_data import benchmark_data
+from trt_engine.verbs.size.doubling import images_per_s, queries_per_s
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision
 
 
@@ -62,17 +61,6 @@ def fed(made: NvinferConfig, channel: int, pixel: float) -> float:
     """What nvinfer makes of a pixel, by those keys."""
     offset = float(made.keys.get("offsets", "0;0;0").split(";")[channel])
     return float(made.keys["net-scale-factor"]) * (pixel - offset)
-
-
-def test_the_block_can_be_pasted() -> None:
-    made = made_of((-1, 300, 6))
-    parser = configparser.ConfigParser()
-    parser.read_string("\n".join(nvinfer_lines(made.keys, made.notes)))
-    assert dict(parser["property"]) == made.keys
-    assert made.keys["onnx-file"] == "../model.onnx"
-    assert made.keys["model-engine-file"] == "engines/x.engine"
-    assert made.keys["batch-size"] == "48"
-    assert made.keys["infer-dims"] == "3;160;160"
 
 
 @pytest.mark.parametrize(
@@ -128,27 +116,11 @@ def test_the_keys_of_pre_processing_are_what_the_model_declares(pixels: Any, exp
         assert "symmetric-padding" not in made
 
 
-def test_a_grey_model_is_fed_grey() -> None:
-    made = declared(image=(-1, 1, 160, 160), channels="L").keys
-    assert (made["model-color-format"], made["infer-dims"]) == ("2", "1;160;160")
-
-
 def test_nvinfer_makes_of_a_pixel_what_the_declaration_does() -> None:
     mean = (0.485, 0.456, 0.406)
     made = declared(mean=mean, std=(0.225,) * 3)
     for channel, pixel in itertools.product(range(3), (0, 17, 255)):
         assert fed(made, channel, pixel) == pytest.approx((pixel / 255 - mean[channel]) / 0.225)
-
-
-def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_factor() -> None:
-    std = (0.229, 0.224, 0.225)
-    made = declared(mean=(0.485, 0.456, 0.406), std=std)
-    assert "net-scale-factor" not in made.keys and made.keys["offsets"] == "123.675;116.28;103.53"
-    (told,) = [note for note in made.notes if note.startswith("net-scale-factor")]
-    factors = [1 / 255 / value for value in std]
-    assert ";".join(f"{factor:.9g}" for factor in factors) in told
-    nearest = float(re.search(r"nearest single factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
-    assert max(abs(nearest / factor - 1) for factor in factors) == pytest.approx(0.011, abs=2e-4) and "1.1 %" in told
 
 
 @pytest.mark.parametrize(
@@ -162,11 +134,6 @@ def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_
 def test_what_no_key_of_nvinfer_can_say_is_said_in_words(pixels: Any, missing: str, words: str) -> None:
     made = declared(**pixels)
     assert missing not in made.keys and words in "\n".join(made.notes)
-
-
-def test_padding_that_nvinfer_has_not_is_said() -> None:
-    assert any("pads with 0, the model declares 114;114;114" in note for note in declared().notes)
-    assert not any("pads" in note for note in declared(pad_value=(0, 0, 0)).notes)
 
 
 def test_of_a_model_that_declares_nothing_nothing_is_claimed() -> None:
@@ -251,52 +218,11 @@ def test_the_last_line_is_the_count_and_says_when_no_gpu_was_measured() -> None:
     )
 
 
-def test_on_a_cpu_no_figure_is_called_a_gpus() -> None:
-    told = summary_text(report())
-    assert "times in ms per query on the CPU" in told and "on the GPU" not in told
-    assert "no GPU figure" in told and "serves, on the CPU:" in told
-    told = summary_text(report("cuda:0"))
-    assert "times in ms per query on the GPU" in told and "CPU" not in told
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
-def test_the_bound_is_worded_as_an_upper_bound(device: str) -> None:
-    told = " ".join(summary_text(report(device)).split())
-    assert f"{'the GPU-only' if device != 'cpu' else 'an'} upper bound at 30 fps" in told
-    assert "10-40 % fewer (NVDEC, mux, GStreamer)" in told
-    assert "starts its first run" in told
-
-
-def test_the_summary_has_both_measurements_counts_times_and_what_to_run_next() -> None:
-    told = summary_text(report())
-    rows = [line.split() for line in told.splitlines()]
-    assert ["1", "100.0", "100"] in [row[:3] for row in rows]
-    assert ["*", "64", "20.0", "1,280"] in [row[:4] for row in rows]
-    assert "p99" in told
-    assert "1 engine built, 2 measurements taken" in " ".join(told.split())
-    assert "precision FP32: as the graph is" in told
-    assert ["build", "b64", "1.50"] in rows
-    assert ["*", "in", "all", "4.00"] in rows
-    assert "[property]" in told
-    assert "trt-engine inspect" in told
-    assert not any(word in told for word in ("H2D", "D2H", "transfer"))
-
-
-def test_the_command_of_the_summary_can_be_pasted() -> None:
-    (line,) = [one for one in summary_text(report(engine="my runs/x.onnx")).splitlines() if "trt-engine inspect" in one]
-    assert shlex.split(line.removeprefix("next:")) == ["trt-engine", "inspect", "my runs/x.onnx"]
-
-
 def test_the_summary_tells_what_the_scan_cost_and_what_to_avoid() -> None:
     points = tuple(CliffPoint(batch, 100.0, 900.0, batch in (17, 18)) for batch in (16, 17, 18))
     told = summary_text(report(cliffs=points, engines_built=2, measurements=19, scan_engines=1, scan_measurements=17))
     assert "2 engines built, 19 measurements taken (1 and 17 of them for the scan)" in " ".join(told.split())
     assert "Avoid batch sizes 17, 18" in told
-
-
-def test_more_streams_than_the_batch_holds_are_said_to_be_more() -> None:
-    assert "at most 64 streams" in summary_text(report(peak_streams=65, stop_reason="max_batch"))
-    assert "at most" not in summary_text(report(peak_streams=64))
 
 
 def test_out_of_memory_and_instability_are_told() -> None:
@@ -355,3 +281,14 @@ def test_the_keys_say_that_an_engine_nvinfer_cannot_load_is_built_with_tensorrt_
 ) -> None:
     printed = summary_text(report("cuda:0", backend=backend, engine=engine, nvinfer={"batch-size": "1"}))
     assert ("built with TensorRT" not in printed) is as_it_is
+
+
+def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_factor() -> None:
+    std = (0.229, 0.224, 0.225)
+    made = declared(mean=(0.485, 0.456, 0.406), std=std)
+    assert "net-scale-factor" not in made.keys and made.keys["offsets"] == "123.675;116.28;103.53"
+    (told,) = [note for note in made.notes if note.startswith("net-scale-factor")]
+    factors = [1 / 255 / value for value in std]
+    assert ";".join(f"{factor:.9g}" for factor in factors) in told
+    nearest = float(re.search(r"nearest single factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
+    assert max(abs(nearest / factor - 1) for factor in factors) == pytest.approx(0.011, abs=2e-4) and "1.1 %" in told

@@ -12,7 +12,7 @@ from planted import at, record
 
 from trt_engine.errors import BuildError, MemoryExhausted
 from trt_engine.records.bench import BenchRecord
-from trt_engine.sizing.doubling import Doubling, images_per_s, peak_streams
+from trt_engine.verbs.size.doubling import Doubling, images_per_s, peak_streams
 
 
 class Bench:
@@ -97,20 +97,6 @@ def test_a_first_engine_that_does_not_fit_is_halved_until_one_does() -> None:
     assert [engine for engine, _ in found.succeeded] == [16]
     assert found.stop_reason == "peak_within_batch"
     assert found.measurements == 2
-
-
-def test_nothing_fits_when_not_even_batch_one_does() -> None:
-    bench = Bench(lambda _: 1, fits=0)
-    with pytest.raises(MemoryExhausted):
-        bench.search()
-    assert bench.built == [64, 32, 16, 8, 4, 2, 1]
-
-
-def test_an_engine_for_one_image_is_measured_once() -> None:
-    bench = Bench(lambda _: 1)
-    found = bench.search(start=1)
-    assert bench.measured == [(1, 1)]
-    assert found.batch1_record is found.succeeded[0][1]
 
 
 def test_another_failure_ends_the_search_and_leaves_what_was_known() -> None:

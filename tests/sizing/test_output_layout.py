@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.errors import SetupError, UsageError
-from trt_engine.sizing.output_layout import output_layout
+from trt_engine.errors import UsageError
+from trt_engine.verbs.size.output_layout import output_layout
 
 NOW = time.struct_time((2026, 11, 20, 17, 48, 16, 4, 324, 0))
 
@@ -30,15 +30,6 @@ def test_the_tree_is_found_from_inside_it(tmp_path: Path, monkeypatch: pytest.Mo
     inside.mkdir(parents=True)
     monkeypatch.chdir(inside)
     assert output_layout(Path("net.onnx"), None, ".onnx").folder == tmp_path / "models" / "yolo" / "benchmarks"
-
-
-def test_the_tree_is_found_across_its_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = tmp_path / "models" / "yolo"
-    for name in ("model", "benchmarks"):
-        (tree / name).mkdir(parents=True)
-    monkeypatch.chdir(tree / "benchmarks")
-    layout = output_layout(Path("../model/net.onnx"), None, ".onnx")
-    assert (layout.folder, layout.model_name) == (tree / "benchmarks", "yolo")
 
 
 @pytest.mark.parametrize("length", [200, 240, 250])
@@ -73,22 +64,6 @@ def test_a_folder_that_is_named_gets_the_tree_directly_and_the_suffix_of_the_bac
     layout = output_layout(Path("models/x/model/net.v2.onnx"), Path("out"), ".pt2")
     assert layout.engine(8) == Path("out/engines/net.v2_dynamic_b8.pt2")
     assert layout.engine(4, dynamic=False) == Path("out/engines/net.v2_static_b4.pt2")
-
-
-def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    for out in (tmp_path / "file", tmp_path / "file" / "below"):
-        with pytest.raises(SetupError, match=r"file` is a file, expected a folder"):
-            output_layout(Path("net.onnx"), out, ".onnx").check(overwrite=True)
-
-
-def test_files_of_others_are_not_overwritten_without_yes(tmp_path: Path) -> None:
-    layout = output_layout(Path("net.onnx"), tmp_path, ".onnx")
-    (tmp_path / "report.md").write_text("my report")
-    with pytest.raises(UsageError, match=r"`report.md` not written by `size`") as refused:
-        layout.check(overwrite=False)
-    assert "--overwrite" in str(refused.value.hint)
-    layout.check(overwrite=True)
 
 
 @pytest.mark.parametrize("other", [b"", b"{", b"[1]", b'{"schema": "trt-engine/bench"}'])

@@ -14,15 +14,15 @@ from planted import HERE
 from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.backends.onnxruntime.cpu_kernels import has_cpu_kernel
 from trt_engine.config.build import BuildConfig
-from trt_engine.config.size import SizeConfig
 from trt_engine.device import info
 from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.records.passport import BuildInfo, Passport, Payload, Precision, Requirements, Source
-from trt_engine.sizing import preflight
-from trt_engine.sizing.output_layout import output_layout
-from trt_engine.sizing.preflight import Preflight, check_model_path, doubling_batches, estimate
+from trt_engine.verbs.size import preflight
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.output_layout import output_layout
+from trt_engine.verbs.size.preflight import Preflight, check_model_path, doubling_batches, estimate
 
 CARD = BackendSpec(
     name="card",
@@ -78,29 +78,11 @@ def test_a_missing_model_says_how_to_get_one(tmp_path: Path, name: str, found: s
     assert hint in str(refused.value.hint)
 
 
-def test_a_typo_shows_what_is_there(make_model) -> None:
-    path = make_model("yolo.onnx")
-    with pytest.raises(ModelError) as refused:
-        check_model_path(path.with_name("yol.onnx"))
-    assert "in that folder: yolo.onnx" in str(refused.value.hint)
-
-
 def failing(checks: Preflight, kind: type[TrtEngineError], match: str) -> None:
     with pytest.raises(kind, match=match):
         checks.run()
     assert [check.status for check in checks.checks].count("fail") == 1
     assert checks.checks[-1].name == "time", "the other checks are still made"
-
-
-def test_a_missing_package_is_said_with_the_install_line(make_model) -> None:
-    backend_spec = BackendSpec("c", "s", ".x", ("no_such_package",), "pip install x", None, None)
-    failing(checked(make_model(), backend_spec=backend_spec), SetupError, "needs no_such_package")
-
-
-def test_a_device_that_is_not_there_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(info, "gpus", lambda: (BOARD,))
-    failing(checked(make_model(), device="cuda:1"), SetupError, "not found")
-    failing(checked(make_model(), device="fake"), UsageError, "runs on cpu, cuda, not on `fake`")
 
 
 @pytest.mark.parametrize(("precision", "fits"), [("fp16", True), ("bf16", True), ("fp8", False), ("nvfp4", False)])
@@ -161,14 +143,6 @@ def test_too_little_memory_fails_before_anything_is_built(make_model, monkeypatc
     failing(checked(make_model()), MemoryExhausted, "1.0 MiB of memory available, loading the model takes")
 
 
-def test_a_folder_that_cannot_be_made_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(**_: object) -> None:
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(preflight.tempfile, "TemporaryFile", refused)
-    failing(checked(make_model()), SetupError, "permission denied")
-
-
 def passport(
     model: Model, seconds: float, nbytes: int, *, digest: str | None = None, backend: str = "card"
 ) -> Passport:
@@ -199,12 +173,6 @@ def test_a_precision_without_kernels_is_refused_before_anything_is_built(make_mo
     assert [check.name for check in looked.checks if check.status == "fail"] == ["kernels"]
 
 
-@pytest.mark.parametrize("asked", ["fp32", "int8", "int4", None])
-def test_a_precision_that_may_have_kernels_passes(make_model, asked: str | None) -> None:
-    looked = checked(make_model(), backend_spec=get_backend("onnxruntime"), precision=asked)
-    assert all(check.status != "fail" for check in looked.run())
-
-
 def test_the_estimate_prefers_earlier_engines_of_the_same_model(make_model) -> None:
     model = open_model(make_model())
     other = passport(model, 100.0, 10 * model.nbytes, digest="sha256:other")
@@ -225,3 +193,14 @@ def test_n_starts_at_the_limit_when_that_is_lower_and_never_passes_it(
     start: int, limit: int, sizes: tuple[int, ...]
 ) -> None:
     assert doubling_batches(SizeConfig(start_batch=start, max_batch=limit)) == sizes
+
+
+def test_a_device_that_is_not_there_is_said(make_model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(info, "gpus", lambda: (BOARD,))
+    failing(checked(make_model(), device="cuda:1"), SetupError, "not found")
+    failing(checked(make_model(), device="fake"), UsageError, "runs on cpu, cuda, not on `fake`")
+
+
+def test_a_missing_package_is_said_with_the_install_line(make_model) -> None:
+    backend_spec = BackendSpec("c", "s", ".x", ("no_such_package",), "pip install x", None, None)
+    failing(checked(make_model(), backend_spec=backend_spec), SetupError, "needs no_such_package")

@@ -11,14 +11,14 @@ import pytest
 from tensorrt_machines import H100, RTX5090, V100, debian, library, trtexec, wheels
 from trt_engine.backend import BackendSpec
 from trt_engine.config.build import BuildConfig
-from trt_engine.config.size import SizeConfig
 from trt_engine.device.info import Gpu
 from trt_engine.errors import SetupError
 from trt_engine.graph.load import open_model
 from trt_engine.records.size import PreflightCheck
-from trt_engine.sizing.output_layout import output_layout
-from trt_engine.sizing.preflight import Preflight, doubling_batches
 from trt_engine.trt.installation import detect_installation
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.output_layout import output_layout
+from trt_engine.verbs.size.preflight import Preflight, doubling_batches
 
 BY_BINDINGS = BackendSpec(
     name="bindings",

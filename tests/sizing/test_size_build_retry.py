@@ -10,7 +10,7 @@ import onnx_models as models
 import trt_engine as te
 from brittle import brittle, foreign, installed
 from trt_engine.errors import MemoryExhausted
-from trt_engine.sizing import curve
+from trt_engine.verbs.size import curve
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import onnx
 import pytest
 from planted import at, record
@@ -18,7 +17,6 @@ from planted import at, record
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.config.size import SizeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import (
     BuildError,
@@ -34,9 +32,11 @@ from trt_engine.errors import (
 )
 from trt_engine.graph.load import open_model
 from trt_engine.records.bench import BenchRecord
-from trt_engine.records.passport import BuildInfo
-from trt_engine.sizing import size_plan, size_run
-from trt_engine.sizing.size import size
+from trt_engine.verbs.size import size_plan, size_run
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.run import size
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 Planted = Callable[[Engine, BenchConfig], BenchRecord]
 
@@ -110,20 +110,6 @@ def test_the_tree_of_two_engines_is_the_sources(make_model, measured, tmp_path: 
         ("net_dynamic_b128.onnx", 128),
     ]
     assert all(Path(path).exists() for path in report.artifacts.values())
-
-
-def test_an_engine_reaches_from_one_to_n_with_its_optimum_at_n(make_model, measured, tmp_path: Path) -> None:
-    measured(flat(30))
-    report = size(make_model(), out=tmp_path / "out", max_batch=4)
-    assert report.engine is not None
-    (profile,) = Engine.open(report.engine).passport.profiles
-    assert [shape[0] for shape in profile.ranges["images"].shapes] == [1, 4, 4]
-
-
-def test_measurements_are_compute_only_and_as_long_as_asked(make_model, measured, tmp_path: Path) -> None:
-    asked = measured(flat(30))
-    size(make_model(), out=tmp_path / "out", max_batch=2)
-    assert {(config.transfers, config.warmup_s, config.duration_s) for _, config in asked} == {(False, 1.0, 10.0)}
 
 
 def test_the_document_on_disk_is_the_report_and_the_records_have_every_sample(
@@ -286,20 +272,6 @@ def test_a_failed_build_leaves_its_log_and_what_was_measured(
     assert "error: no implementation for node `x`" in log.read_text()
 
 
-def test_an_unexpected_end_leaves_what_was_measured_too(make_model, measured, tmp_path: Path) -> None:
-    def answer(engine: Engine, config: BenchConfig) -> BenchRecord:
-        if config.batch == 2:
-            raise RuntimeError("a library broke")
-        return at(30, 1)
-
-    measured(answer)
-    with pytest.raises(RuntimeError):
-        size(make_model(), out=tmp_path / "out", max_batch=2)
-    made = document(tmp_path / "out")
-    assert (made["complete"], made["error"]) == (False, "RuntimeError: a library broke")
-    assert [batch["batch"] for batch in made["batches"]] == [1]
-
-
 def test_a_scan_measures_sizes_above_n_on_an_engine_built_for_them(make_model, measured, tmp_path: Path) -> None:
     asked = measured(lambda engine, config: at(300 if config.batch in (5, 6) else 3000, config.batch or 1))
     report = size(make_model(), out=tmp_path / "out", max_batch=4, scan=True, scan_width=3)
@@ -387,15 +359,6 @@ def test_wrong_settings_are_told_before_anything_is_written(
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("raw", [b"", b"not a model", bytes(range(256)) * 9])
-def test_what_is_no_model_is_told_and_leaves_nothing(tmp_path: Path, raw: bytes) -> None:
-    path = tmp_path / "net.onnx"
-    path.write_bytes(raw)
-    with pytest.raises(ModelError):
-        size(path, out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
 def test_the_command_of_a_python_call_can_be_pasted(make_model, tmp_path: Path) -> None:
     plan = size_plan.plan(
         make_model(),
@@ -428,37 +391,12 @@ def test_an_fp32_graph_is_sized_in_fp16_on_a_gpu_unless_told_otherwise(
     assert (found.precision, said) == (precision, chosen)
 
 
-def test_a_graph_that_is_no_fp32_keeps_its_precision_on_a_gpu(make_model, tmp_path: Path) -> None:
-    proto = onnx.load(make_model())
-    for values in (proto.graph.input, proto.graph.output):
-        values[0].type.tensor_type.elem_type = onnx.TensorProto.BFLOAT16
-    weights = proto.graph.initializer[0]
-    weights.CopyFrom(onnx.helper.make_tensor("w", onnx.TensorProto.BFLOAT16, weights.dims, [0.5] * 12))
-    onnx.save(proto, tmp_path / "brain.onnx")
-    found, said = size_plan._default_precision(open_model(tmp_path / "brain.onnx"), BuildConfig(device="cuda:0"))
-    assert (found.precision, said) == (None, False)
-
-
 def test_a_smaller_batch_that_delivered_more_is_said(make_model, measured, tmp_path: Path) -> None:
     rates = {1: 100, 4: 9000, 8: 6000}
     measured(lambda engine, config: at(rates[config.batch or 1], config.batch or 1))
     report = size(make_model(), out=tmp_path / "out", start_batch=4, max_batch=8)
     assert report.peak_streams == 200
     assert any("batch 4 delivered more: 9000.0 images/s, 300 streams" in note for note in report.notes)
-
-
-def test_batch_1_that_delivered_more_is_said(make_model, measured, tmp_path: Path) -> None:
-    rates = {1: 172, 8: 102}
-    measured(lambda engine, config: at(rates[config.batch or 1], config.batch or 1))
-    report = size(make_model(), out=tmp_path / "out", start_batch=8, max_batch=8)
-    assert report.peak_streams == 3
-    assert any("batch 1 delivered more: 172.0 images/s, 5 streams" in note for note in report.notes)
-
-
-def test_nothing_is_said_where_the_last_batch_delivered_most(make_model, measured, tmp_path: Path) -> None:
-    measured(lambda engine, config: at(100 * (config.batch or 1), config.batch or 1))
-    report = size(make_model(), out=tmp_path / "out", start_batch=4, max_batch=8)
-    assert not any("delivered more" in note for note in report.notes)
 
 
 @pytest.mark.parametrize(("device", "mode"), [("cuda:0", "0"), ("cpu", "2")])
@@ -468,46 +406,3 @@ def test_the_network_mode_is_what_the_engine_of_a_gpu_is(
     measured(lambda engine, config: replace(at(60, config.batch or 1), device=device))
     report = size(make_model(), out=tmp_path / "out", start_batch=2, max_batch=2)
     assert report.nvinfer["network-mode"] == mode  # the engine is fp32; TensorRT would make one for a GPU in fp16
-
-
-def test_a_graph_that_runs_in_another_type_than_its_own_is_said(make_model, measured, tmp_path: Path) -> None:
-    path = int8_conv(make_model())
-    measured(lambda engine, config: at(60, config.batch or 1))
-    report = size(path, out=tmp_path / "out", start_batch=2, max_batch=2)
-    assert report.precision == "fp32"
-    assert "precision FP32: the graph is INT8; this CPU runs it in FP32" in report.notes
-
-
-def test_the_network_mode_for_tensorrt_is_the_graphs(make_model, measured, tmp_path: Path) -> None:
-    measured(lambda engine, config: replace(at(60, config.batch or 1), device="cuda:0"))
-    report = size(int8_conv(make_model()), out=tmp_path / "out", start_batch=2, max_batch=2)
-    assert report.precision == "fp32" and report.nvinfer["network-mode"] == "1"
-
-
-def int8_conv(path: Path) -> Path:
-    """The convolution between pairs, with no QuantizeLinear behind it: no kernel takes that in."""
-    proto = onnx.load(path)
-    weights = onnx.numpy_helper.from_array(np.ones((4, 3, 1, 1), np.int8), "wq")
-    scale, zero = np.float32(0.02), np.int8(0)
-    proto.graph.initializer[0].CopyFrom(weights)
-    proto.graph.initializer.extend(
-        onnx.numpy_helper.from_array(np.asarray(v), n) for n, v in (("s", scale), ("z", zero))
-    )
-    conv = proto.graph.node[0]
-    conv.input[:] = ["xd", "wd"]
-    make = onnx.helper.make_node
-    pairs = [
-        make("QuantizeLinear", ["images", "s", "z"], ["xq"]),
-        make("DequantizeLinear", ["xq", "s", "z"], ["xd"]),
-        make("DequantizeLinear", ["wq", "s", "z"], ["wd"]),
-    ]
-    for place, node in enumerate(pairs):
-        proto.graph.node.insert(place, node)
-    onnx.save(proto, path)
-    return path
-
-
-def test_a_graph_prepared_before_the_build_is_no_failure() -> None:
-    cast = "cast to fp16: 2 of 2 nodes"
-    build = BuildInfo("c", {}, 1.0, "i", retries=(cast, "more workspace"), notes={"prepared": cast})
-    assert size_run._build_steps(build) == [f"before the build: {cast}", "after a known failure: more workspace"]

@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from trt_engine.records.size import SizeReport
 from trt_engine.reporting.results import result_text as summary_text
-from trt_engine.sizing.deepstream import NO_IMAGE_INPUT
-from trt_engine.sizing.size import size
+from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT
+from trt_engine.verbs.size.run import size
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 

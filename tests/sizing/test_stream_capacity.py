@@ -6,31 +6,35 @@ import dataclasses
 import re
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import trt_engine as te
+from onnx_models import conv_net
 from sizing.conftest import MakeModel
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.config.size import SizeConfig
 from trt_engine.config.streams import BatchPolicy, SourceGroup, parse_policy, parse_share, parse_sources
 from trt_engine.environment import Environment
-from trt_engine.errors import UsageError
-from trt_engine.records.streams import CurvePoint, FrameMemory
-from trt_engine.reporting.sections.stream_sections import _verification_table
-from trt_engine.sizing import capacity
-from trt_engine.sizing.arrivals import Sources, Times
-from trt_engine.sizing.capacity import StreamModel, best_policy, candidate_policies, gpus_for, largest_allowed, resample
-from trt_engine.sizing.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
-from trt_engine.sizing.decode import SOURCE, decode_limit
-from trt_engine.sizing.simulation import Simulated, simulate
-from trt_engine.sizing.size_plan import plan
-from trt_engine.sizing.stream_capacity import check_settings, drive_request, find_capacity, verify
-from trt_engine.sizing.stream_run import _graph_sizes
-from trt_engine.sizing.stream_worker import DriveMessage
+from trt_engine.errors import ModelError, UsageError
+from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity
+from trt_engine.reporting.streams import _verification_table
+from trt_engine.verbs.size.arrivals import Sources
+from trt_engine.verbs.size.capacity import (
+    StreamModel,
+    best_policy,
+    candidate_policies,
+    gpus_for,
+    resample,
+)
+from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
+from trt_engine.verbs.size.decode import SOURCE, decode_limit
+from trt_engine.verbs.size.size_plan import plan
+from trt_engine.verbs.size.stream_capacity import check_settings, drive_request, find_capacity, verify
+from trt_engine.verbs.size.stream_run import _graph_sizes
+from trt_engine.verbs.size.stream_worker import DriveMessage
 
 BATCHES = (1, 2, 4, 8, 16, 32)
 
@@ -58,7 +62,9 @@ def parse_mix(text: str) -> Sources:
     return Sources(parse_sources(text))
 
 
-@pytest.mark.parametrize("policy", [BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(16, 0.0, 2)])
+@pytest.mark.parametrize(
+    "policy", [pytest.param(BatchPolicy(1, 0.0), marks=pytest.mark.slow), BatchPolicy(8, 5.0), BatchPolicy(16, 0.0, 2)]
+)
 def test_more_sources_are_never_less_late(policy: BatchPolicy) -> None:
     one = model()
     most = one.upper_bound(policy)
@@ -79,10 +85,6 @@ def test_more_gpus_are_never_worse_and_one_less_is_late() -> None:
     assert shares[found.needed - 1] <= one.late < shares[found.needed - 2]
 
 
-def test_a_source_that_is_too_much_for_one_gpu_has_no_count() -> None:
-    assert gpus_for(model(), parse_mix("1@500"), BatchPolicy(1, 0.0), spare=0) is None
-
-
 def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
     one = model()
     policy, streams = best_policy(one, candidate_policies(one.service, one.deadline_s))
@@ -90,27 +92,6 @@ def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
     assert one.late_share(streams + 1, policy) > one.late
     for other in (BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(32, 0.0), BatchPolicy(16, 10.0, 2)):
         assert one.largest(other) <= streams
-
-
-def test_a_long_deadline_costs_no_longer_simulation(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a deadline of many batches only throughput limits; that of an hour took a thousand times as many frames."""
-    frames: list[int] = []
-
-    def counted(times: Times, *rest: Any) -> Simulated:
-        frames.append(times.size)
-        return simulate(times, *rest)
-
-    monkeypatch.setattr(capacity, "simulate", counted)
-    policy = BatchPolicy(16, 0.0)
-    for deadline_s in (10.0, 3600.0):
-        one = model(deadline_s=deadline_s)
-        assert one.largest(policy) == one.upper_bound(policy)
-    assert max(frames) < 50_000
-
-
-def test_bisection_finds_the_last_allowed() -> None:
-    for last in range(12):
-        assert largest_allowed(lambda count, last=last: count <= last, 0, 11) == last
 
 
 def config(**values: object) -> SizeConfig:
@@ -145,7 +126,8 @@ def test_the_interval_holds_what_an_independent_curve_gives() -> None:
     assert found.low < found.high
 
 
-@pytest.mark.parametrize("turns", [3, pytest.param(8, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("turns", [3, 8])
 def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:
     """Of later turns of a machine whose speed varies by 4 %, 90 % are within the interval of 90 %."""
     rng = np.random.default_rng(11)
@@ -178,16 +160,64 @@ def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> N
     path = tmp_path / "curve.jsonl"
     keep_points(path, points(factor=0.1))
     alone = find_capacity(points(), config(), 1000.0).capacity
-    both = find_capacity(points(), config(crops=4, crop_curve=path), 1000.0).capacity
+    both = find_capacity(points(), config(crops=4, then=tmp_path), 1000.0).capacity
     frame_ms = 2**0.85 / 2 * (28.6 / 32 + 4 * 0.1 * 28.6 / 32)  # of two contexts, in batches of 32
     assert both.upper_bound == pytest.approx(1e3 / frame_ms / 30, abs=1)
     assert 0.6 * alone.streams < both.streams < 0.8 * alone.streams and both.low <= both.streams <= both.high
     assert len(both.crop_curve) == len(both.curve) == len(alone.curve)
-    skipping = find_capacity(points(), config(crops=4, crop_curve=path, interval=1), 1000.0).capacity
+    skipping = find_capacity(points(), config(crops=4, then=tmp_path, interval=1), 1000.0).capacity
     assert skipping.streams > 1.8 * both.streams
     other = [dataclasses.replace(point, device="cuda:0") for point in points()]
     with pytest.raises(UsageError, match="is not measured on `cuda:0`"):
-        find_capacity(other, config(crops=4, crop_curve=path), 1000.0)
+        find_capacity(other, config(crops=4, then=tmp_path), 1000.0)
+
+
+def test_the_second_model_of_a_cascade_is_sized_first_with_the_same_limits_in_a_folder_of_its_own(
+    tmp_path: Path,
+) -> None:
+    first, second = conv_net(tmp_path / "first.onnx"), conv_net(tmp_path / "second.onnx")
+    cascade = SizeConfig(
+        deadline_ms=50.0,
+        crops=4,
+        then=second,
+        contexts=(1, 2, 3),
+        max_batch=8,
+        min_streams=9,
+        sources=parse_sources("3@25"),
+        out=tmp_path / "run",
+    )
+    job = plan(first, cascade, BuildConfig(shapes={"images": (2, 3, 8, 8)}))
+    assert job.second is not None and job.second.layout.folder == tmp_path / "run" / "then"
+    assert job.second.model.path == second and job.second.command == job.command and job.second.build.shapes == {}
+    own = job.second.config
+    assert (own.contexts, own.max_batch, own.deadline_ms, own.min_streams, own.sources) == (
+        (1, 2, 3),
+        8,
+        50.0,
+        None,
+        None,
+    )
+    with pytest.raises(ModelError, match="no model at"):
+        plan(first, dataclasses.replace(cascade, then=tmp_path / "nowhere.onnx"), BuildConfig())
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UsageError, match="cannot read the latency curve"):
+        plan(first, dataclasses.replace(cascade, then=tmp_path / "empty"), BuildConfig())
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_cascade_is_measured_and_counted_in_one_run(tmp_path: Path) -> None:
+    report = te.size(
+        conv_net(tmp_path / "first.onnx"), then=conv_net(tmp_path / "second.onnx"), crops=3, deadline_ms=500, fps=1.0,
+        max_batch=2, contexts=(1,), duration_s=0.2, warmup_s=0.1, out=tmp_path / "run",
+    )  # fmt: skip
+    assert isinstance(report.capacity, StreamCapacity) and report.capacity.crops == 3 and report.capacity.crop_curve
+    assert report.artifacts["then"] == str(tmp_path / "run" / "then")
+    again = te.size(
+        tmp_path / "first.onnx", then=tmp_path / "run" / "then", crops=6, deadline_ms=500, fps=1.0, max_batch=2,
+        contexts=(1,), duration_s=0.2, warmup_s=0.1, out=tmp_path / "run",
+    )  # fmt: skip
+    assert isinstance(again.capacity, StreamCapacity) and again.capacity.upper_bound < report.capacity.upper_bound
 
 
 def test_no_stream_is_an_answer_with_its_reason() -> None:
@@ -256,14 +286,6 @@ def test_verification_compares_the_same_arrivals() -> None:
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_settings_are_read_as_typed() -> None:
-    assert parse_share("0.1%") == pytest.approx(0.001)
-    assert parse_share("0.02") == 0.02
-    assert parse_sources("200@25,50@29.97") == (SourceGroup(200, 25.0), SourceGroup(50, 29.97))
-    assert parse_policy("8,5ms") == BatchPolicy(8, 5.0)
-    assert parse_policy("16,0.5ms,2") == BatchPolicy(16, 0.5, 2)
-
-
 @pytest.mark.parametrize(
     ("parse", "text"),
     [
@@ -277,25 +299,6 @@ def test_settings_are_read_as_typed() -> None:
 def test_settings_that_make_no_sense_are_refused(parse, text: str) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(UsageError):
         parse(text)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"sources": "10@30"}, "needs a deadline"),
-        ({"verify_s": 10.0}, "needs a deadline"),
-        ({"deadline_ms": 50.0, "spare_gpus": 1}, "needs the sources"),
-        ({"crops": 4}, "needs a deadline"),
-        ({"deadline_ms": 50.0, "crops": 4}, "need each other"),
-        ({"deadline_ms": 50.0, "crop_curve": Path("curve.jsonl")}, "need each other"),
-        ({"deadline_ms": 50.0, "frames": "device", "verify_s": 5.0}, "host memory"),
-        ({"deadline_ms": 50.0, "policy": BatchPolicy(8, 5.0, 4)}, "4 contexts"),
-        ({"deadline_ms": 50.0, "policy": BatchPolicy(128, 5.0), "max_batch": 64}, "batches of 128"),
-    ],
-)
-def test_settings_without_effect_are_refused(values: dict[str, object], message: str) -> None:
-    with pytest.raises(UsageError, match=message):
-        check_settings(SizeConfig(**values))  # type: ignore[arg-type]
 
 
 def test_the_grid_ends_with_the_engines_batch() -> None:
@@ -347,3 +350,22 @@ def test_graphs_are_for_gpus_and_not_against_the_users_will() -> None:
     assert uses_graphs(RuntimeConfig(graphs=(1, 4)), "cuda:0")
     assert not uses_graphs(RuntimeConfig(graphs=False), "cuda:0")
     assert not uses_graphs(RuntimeConfig(graphs=()), "cuda:0")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sources": "10@30"}, "needs a deadline"),
+        ({"verify_s": 10.0}, "needs a deadline"),
+        ({"deadline_ms": 50.0, "spare_gpus": 1}, "needs the sources"),
+        ({"crops": 4}, "needs a deadline"),
+        ({"deadline_ms": 50.0, "crops": 4}, "need each other"),
+        ({"deadline_ms": 50.0, "then": Path("second.onnx")}, "need each other"),
+        ({"deadline_ms": 50.0, "frames": "device", "verify_s": 5.0}, "host memory"),
+        ({"deadline_ms": 50.0, "policy": BatchPolicy(8, 5.0, 4)}, "4 contexts"),
+        ({"deadline_ms": 50.0, "policy": BatchPolicy(128, 5.0), "max_batch": 64}, "batches of 128"),
+    ],
+)
+def test_settings_without_effect_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        check_settings(SizeConfig(**values))  # type: ignore[arg-type]

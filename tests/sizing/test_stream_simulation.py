@@ -13,8 +13,8 @@ import pytest
 from trt_engine.config.streams import BatchPolicy, SourceGroup
 from trt_engine.errors import UsageError
 from trt_engine.runtime.batch_queue import BatchQueue, Request
-from trt_engine.sizing.arrivals import Sources, read_trace
-from trt_engine.sizing.simulation import ChainedTimes, ServiceTimes, simulate
+from trt_engine.verbs.size.arrivals import Sources, read_trace
+from trt_engine.verbs.size.simulation import ChainedTimes, ServiceTimes, simulate
 
 Array = npt.NDArray[np.float64]
 
@@ -56,28 +56,6 @@ def test_periodic_sources_wait_as_n_d_d_1(sources: int, waits: int) -> None:
         for n in range(waits + 1, others + 1)
     )
     assert np.mean(second - 1 > waits) == pytest.approx(tail, rel=0.01)
-
-
-@pytest.mark.parametrize(("most", "load"), [(4, 0.5), (8, 0.8)])
-def test_batches_of_poisson_arrivals_take_as_long_as_the_bulk_queue(most: int, load: float) -> None:
-    """M/D/1 with bulk service of 1 to `most` (Bailey, 1954): the chain of queue lengths, and Little's law."""
-    rate, size = load * most, 400
-    arrivals = np.array([math.exp(n * math.log(rate) - rate - math.lgamma(n + 1)) for n in range(size)])
-    moves = np.zeros((size, size))
-    for waiting in range(size):
-        left = max(waiting - most, 0)
-        moves[waiting, left:] = arrivals[: size - left]
-    moves /= moves.sum(axis=1, keepdims=True)
-    left_by = np.full(size, 1 / size)
-    for _ in range(2000):
-        left_by = left_by @ moves
-    cycle = 1 + left_by[0] / rate
-    in_system = left_by @ np.maximum(np.arange(size), 1) + rate / 2
-    found = simulate(
-        poisson(rate, 2_000_000), BatchPolicy(most, 0.0), constant(1000.0, batches=(most,)), np.random.default_rng(0)
-    )
-    assert found.latencies_s.mean() == pytest.approx(in_system / cycle / rate, rel=0.01)
-    assert found.batch_rows.mean() == pytest.approx(rate * cycle, rel=0.01)
 
 
 def test_a_batch_that_always_fills_waits_for_its_last_row() -> None:
@@ -143,18 +121,6 @@ def test_a_second_model_on_the_crops_of_each_frame_makes_one_longer_service(load
     assert found.latencies_s.mean() == pytest.approx(whole_s * (1 + load / (2 * (1 - load))), rel=0.01)
 
 
-def test_random_times_of_two_models_wait_as_m_g_1() -> None:
-    """Pollaczek-Khinchine with the variance of the sum: the mean wait is rate E[S^2] / (2 (1 - load))."""
-    rng = np.random.default_rng(5)
-    first, second = (rng.gamma(4.0, scale, 4000) for scale in (50.0, 25.0))
-    service = ChainedTimes(ServiceTimes({(1, 1): first}), ServiceTimes({(1, 1): second}), crops=2)
-    mean_s = (first.mean() + 2 * second.mean()) / 1e3
-    square = mean_s**2 + (first.var() + 2 * second.var()) / 1e6
-    rate = 0.6 / mean_s
-    found = simulate(poisson(rate, 2_000_000), BatchPolicy(1, 0.0), service, np.random.default_rng(0))
-    assert found.latencies_s.mean() == pytest.approx(mean_s + rate * square / (2 * (1 - 0.6)), rel=0.01)
-
-
 def test_crops_of_a_batch_run_in_the_second_models_batches() -> None:
     second = ServiceTimes({(batch, busy): [busy * 10.0 * batch] for batch in (1, 8) for busy in (1, 2)})
     first = ServiceTimes({(batch, busy): [busy * 100.0] for batch in (1, 16) for busy in (1, 2)})
@@ -183,12 +149,6 @@ def test_sources_keep_their_rates_and_phases() -> None:
     assert sources.frames_per_s == 770
 
 
-def test_an_interval_leaves_frames_out() -> None:
-    every, some = (Sources((SourceGroup(4, 30.0),), interval=interval) for interval in (0, 2))
-    assert some.frames_per_s == every.frames_per_s / 3
-    assert some.arrivals(10.0, np.random.default_rng(0)).size == pytest.approx(400, abs=4)
-
-
 @pytest.mark.parametrize("count", [0, 1, 7, 100, 1001])
 def test_a_scaled_mix_has_the_number_and_keeps_the_proportion(count: int) -> None:
     mix = Sources((SourceGroup(200, 25.0), SourceGroup(50, 30.0), SourceGroup(1, 1.0)))
@@ -207,15 +167,6 @@ def test_jitter_moves_frames_and_loses_none_in_the_middle() -> None:
     assert not np.array_equal(one[:1000], other[:1000])
 
 
-def test_a_trace_keeps_its_bursts(tmp_path: Path) -> None:
-    file = tmp_path / "trace.txt"
-    file.write_text("\n".join(map(str, [0.0, 0.001, 0.002, 0.2, 0.201, 0.202, 0.4])))
-    sources = Sources((SourceGroup(1, 15.0),), gaps=read_trace(file))
-    gaps = np.diff(sources.arrivals(60.0, np.random.default_rng(0)))
-    assert gaps.mean() == pytest.approx(1 / 15, rel=0.02)
-    assert np.mean(gaps < 0.002) == pytest.approx(2 / 3, abs=0.02)
-
-
 @pytest.mark.parametrize("text", ["", "1.0", "2 1", "a b", "nan 1", "1 1 1"])
 def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
     file = tmp_path / "trace.txt"
@@ -224,8 +175,10 @@ def test_a_file_that_is_no_trace_is_refused(text: str, tmp_path: Path) -> None:
         read_trace(file)
 
 
-def test_a_padded_batch_takes_the_time_of_the_next_size() -> None:
-    samples = {(1, 1): [2.0], (2, 1): [3.0], (6, 1): [7.0]}
-    assert [1e3 * ServiceTimes(samples).mean_s(rows) for rows in (1, 2, 4, 6)] == pytest.approx([2, 3, 5, 7])
-    padded = ServiceTimes(samples, padded=True)
-    assert [1e3 * padded.mean_s(rows) for rows in range(1, 7)] == pytest.approx([2, 3, 7, 7, 7, 7])
+def test_a_trace_keeps_its_bursts(tmp_path: Path) -> None:
+    file = tmp_path / "trace.txt"
+    file.write_text("\n".join(map(str, [0.0, 0.001, 0.002, 0.2, 0.201, 0.202, 0.4])))
+    sources = Sources((SourceGroup(1, 15.0),), gaps=read_trace(file))
+    gaps = np.diff(sources.arrivals(60.0, np.random.default_rng(0)))
+    assert gaps.mean() == pytest.approx(1 / 15, rel=0.02)
+    assert np.mean(gaps < 0.002) == pytest.approx(2 / 3, abs=0.02)

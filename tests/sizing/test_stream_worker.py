@@ -15,18 +15,18 @@ from trt_engine.config.streams import BatchPolicy
 from trt_engine.engine import Engine
 from trt_engine.errors import MemoryExhausted
 from trt_engine.protocols import RunnerBase
-from trt_engine.sizing import curve
-from trt_engine.sizing.curve import CurveGrid, measure_host_curve, usable_points
-from trt_engine.sizing.stream_worker import (
+from trt_engine.runtime.metered_runner import MeteredRunner
+from trt_engine.tensors import Signature, Tensors, TensorSpec
+from trt_engine.verbs.size import curve
+from trt_engine.verbs.size.curve import CurveGrid, measure_host_curve, usable_points
+from trt_engine.verbs.size.stream_worker import (
     CurveRequest,
     DriveRequest,
-    TimedRunner,
     drive,
     full_batches_ms,
     measure_curve,
     warm_up,
 )
-from trt_engine.tensors import Signature, Tensors, TensorSpec
 
 
 class Doubling(RunnerBase):
@@ -61,16 +61,6 @@ def test_every_sample_is_of_a_full_batch(batch: int, contexts: int) -> None:
     assert min(times_ms) > 0
 
 
-def test_sizes_out_of_memory_are_left_out_though_the_batcher_would_split_them() -> None:
-    cells = measure_curve(Doubling(most=2), CurveRequest((1, 2, 4, 8), (1,), turns=2, turn_s=0.0, longest_ms=1e9))
-    assert [(cell.batch, len(cell.turns_ms)) for cell in cells] == [(1, 2), (2, 2)]
-
-
-def test_the_first_size_that_takes_too_long_is_the_last() -> None:
-    cells = measure_curve(Doubling(), CurveRequest((1, 2, 4), (1, 2), turns=2, turn_s=0.0, longest_ms=0.0))
-    assert [(cell.batch, cell.contexts, len(cell.turns_ms)) for cell in cells] == [(1, 1, 2), (1, 2, 2)]
-
-
 def test_paced_frames_come_back_with_their_latency_or_dropped() -> None:
     times_s = tuple(np.linspace(0, 0.05, 60).tolist())
     driven = drive(Doubling(), DriveRequest(BatchPolicy(4, 1.0), times_s, max_rows_waiting=1000))
@@ -86,13 +76,8 @@ def test_frames_beyond_the_queue_are_dropped_not_lost() -> None:
     assert sum(latency is None for latency in latencies_s) == 12
 
 
-def test_an_engine_that_fails_is_an_error_and_not_dropped_frames() -> None:
-    with pytest.raises(MemoryExhausted):
-        drive(Doubling(most=1), DriveRequest(BatchPolicy(4, 1.0), (0.0,) * 20, max_rows_waiting=100))
-
-
 def test_a_timed_runner_counts_cycles_by_thread() -> None:
-    timed = TimedRunner(Doubling())
+    timed = MeteredRunner(Doubling())
     timed.starts = {1: [(0.0, 2), (0.5, 2), (0.6, 1), (1.0, 2)], 2: [(0.0, 2), (0.2, 2)]}
     assert timed.cycles_ms(2) == pytest.approx([500.0, 100.0, 200.0])
 
@@ -130,3 +115,8 @@ def test_the_child_measures_with_graphs_of_the_grids_sizes_and_records_it(captur
         patch.setattr(curve, "detect_environment", lambda device: points[0].environment)
         assert usable_points(points, captured, "fake:0", "host", grid) == points
         assert usable_points(points, captured, "fake:0", "host", here) == [], "measured otherwise"
+
+
+def test_sizes_out_of_memory_are_left_out_though_the_batcher_would_split_them() -> None:
+    cells = measure_curve(Doubling(most=2), CurveRequest((1, 2, 4, 8), (1,), turns=2, turn_s=0.0, longest_ms=1e9))
+    assert [(cell.batch, len(cell.turns_ms)) for cell in cells] == [(1, 2), (2, 2)]

@@ -12,14 +12,14 @@ import pytest
 
 import moody
 from onnx_models import FLOAT, conv_net, node, save
-from trt_engine.config.run import RunConfig
 from trt_engine.records.sweep import CellResult, RunSummary
-from trt_engine.sweep.cell_runner import missing_tool_warnings
-from trt_engine.sweep.cells import expand
-from trt_engine.sweep.plan_file import read_plan
-from trt_engine.sweep.resume import measured_modes, merge, pending
-from trt_engine.sweep.run import exit_code, prepare, preview
-from trt_engine.sweep.run import run as run_sweep
+from trt_engine.verbs.run.cell_runner import missing_tool_warnings
+from trt_engine.verbs.run.cells import expand
+from trt_engine.verbs.run.config import RunConfig
+from trt_engine.verbs.run.plan_file import read_plan
+from trt_engine.verbs.run.resume import measured_modes, merge, pending
+from trt_engine.verbs.run.run import exit_code, prepare, preview
+from trt_engine.verbs.run.run import run as run_sweep
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 TEXT = "models: [net.onnx]\nwarmup: 2\niterations: 3\nprofile: {inferences: 3}\n"
@@ -116,14 +116,6 @@ def test_a_mode_that_fails_is_the_state_of_its_cell_beside_what_was_measured(run
 
 
 @pytest.mark.slow
-def test_a_model_that_changed_keeps_nothing_of_the_old_one(run: Run, tmp_path: Path) -> None:
-    run("bench")
-    conv_net(tmp_path / "net.onnx", width=8)
-    (result,) = run("profile").results
-    assert result.bench is None and result.spec.modes == ("build", "profile")
-
-
-@pytest.mark.slow
 def test_what_the_machine_lacks_for_an_added_mode_takes_nothing_away(run: Run, tmp_path: Path) -> None:
     (before,) = run("bench").results
     (spec,) = expand(read_plan(tmp_path / "plan.yaml"), ["profile"])
@@ -136,16 +128,6 @@ def test_what_the_machine_lacks_for_an_added_mode_takes_nothing_away(run: Run, t
     done = replace(now, state="done", reason=None)
     assert said not in merge(after, done).warnings
     assert merge(None, now) == now
-
-
-@pytest.mark.slow
-def test_half_a_measurement_is_no_measurement(run: Run, tmp_path: Path) -> None:
-    (before,) = run("bench").results
-    assert before.bench is not None
-    stopped = replace(before, state="interrupted", bench=replace(before.bench, complete=False))
-    (spec,) = expand(read_plan(tmp_path / "plan.yaml"), ["profile"])
-    assert measured_modes(stopped) == frozenset()
-    assert merge(stopped, CellResult(spec, "done")) == CellResult(spec, "done")
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ import pytest
 from onnx_models import FLOAT, conv_net, node, save
 from trt_engine.errors import UsageError
 from trt_engine.records.sweep import CellSpec
-from trt_engine.sweep.cells import expand, parse_modes, safe_label, select
-from trt_engine.sweep.plan_file import read_plan
+from trt_engine.verbs.run.cells import expand, parse_modes, safe_label, select
+from trt_engine.verbs.run.plan_file import read_plan
 
 Cells = Callable[..., tuple[CellSpec, ...]]
 
@@ -97,18 +97,6 @@ def test_labels_are_safe_as_file_names_and_unique(cells: Cells, tmp_path: Path) 
         cells(f"models: [{{path: net.onnx, name: {'n' * 200}}}]")
 
 
-def test_a_plan_of_too_many_cells_is_refused(cells: Cells) -> None:
-    with pytest.raises(UsageError, match="more than 5000 cells"):
-        cells(f"models: net.onnx\nprecisions: [fp32, fp16]\nbatches: [{', '.join(map(str, range(1, 3000)))}]")
-
-
-def test_a_baseline_that_is_no_cell_is_told_with_the_nearest(cells: Cells) -> None:
-    with pytest.raises(UsageError) as caught:
-        cells("models: net.onnx\nbaseline: net-as-is-onnxruntime-b2")
-    assert caught.value.message.startswith("plan.yaml:2:11: `baseline` is")
-    assert "net-as-is-onnxruntime-b1" in (caught.value.hint or "")
-
-
 def test_modes_leave_out_what_there_is_nothing_for(cells: Cells) -> None:
     (spec,) = cells("models: net.onnx")
     assert spec.modes == ("build", "bench", "profile"), "no dataset, and Nsight profiles GPUs"
@@ -120,12 +108,6 @@ def test_modes_leave_out_what_there_is_nothing_for(cells: Cells) -> None:
     assert spec.modes == ("build",)
     with pytest.raises(UsageError, match="unknown mode `benhc`"):
         parse_modes(["benhc"])
-
-
-def test_a_dataset_can_be_left_out_for_one_model(cells: Cells, tmp_path: Path) -> None:
-    conv_net(tmp_path / "other.onnx")
-    found = cells("models: [net.onnx, {path: other.onnx, dataset: none}]\ndataset: val\nmodes: evaluate")
-    assert [spec.modes for spec in found] == [("build", "evaluate"), ("build",)]
 
 
 # ------------------------------------------------------------------------------------------------ what makes another cell
@@ -142,48 +124,6 @@ def data(tmp_path: Path) -> Path:
 
 def digests(specs: tuple[CellSpec, ...]) -> list[str]:
     return [spec.digest for spec in specs]
-
-
-def test_the_same_plan_under_another_name_and_title_has_the_same_cells(cells: Cells, data: Path) -> None:
-    assert digests(cells(QUANTISED)) == digests(cells(QUANTISED + "title: T\nname: n\n# said\n", name="other.yaml"))
-
-
-def test_another_content_of_the_model_makes_other_cells(cells: Cells, data: Path, tmp_path: Path) -> None:
-    before = digests(cells(QUANTISED))
-    conv_net(tmp_path / "net.onnx", width=8)
-    assert all(old != new for old, new in zip(before, digests(cells(QUANTISED)), strict=True))
-
-
-def test_other_calibration_data_makes_other_quantised_cells_alone(cells: Cells, data: Path) -> None:
-    before = digests(cells(QUANTISED))
-    data.write_bytes(b"two")
-    after = digests(cells(QUANTISED))
-    assert (before[0] == after[0], before[1] == after[1]) == (True, False)
-
-
-def test_other_preprocessing_makes_other_quantised_cells_and_other_evaluations(
-    cells: Cells, data: Path, tmp_path: Path
-) -> None:
-    def found(more: str) -> tuple[CellSpec, ...]:
-        return cells(QUANTISED.replace("modes: bench", "modes: [bench, evaluate]") + "dataset: data\n" + more)
-
-    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8]}}')
-    plain, preset, file = found(""), found("preprocess: yolo\n"), found("preprocess: p.json\n")
-    (tmp_path / "p.json").write_text('{"preprocess": {"size": [8, 8], "resize": "stretch"}}')
-    changed = found("preprocess: p.json\n")
-    every = (plain, preset, file, changed)
-    assert len({specs[0].digest for specs in every}) == 1 and len({specs[1].digest for specs in every}) == 4
-    assert len({specs[0].mode_digests["evaluate"] for specs in every}) == 4
-    assert plain[1].settings.get("calib_preprocess") is None and preset[1].settings["calib_preprocess"] == "yolo"
-    own = found("preprocess: yolo\naccuracy: {preprocess: imagenet}\n")[1].settings
-    assert (own["calib_preprocess"], own["preprocess"]) == ("yolo", "imagenet")
-
-
-def test_a_file_that_moved_is_the_same_cell(cells: Cells, data: Path, tmp_path: Path) -> None:
-    before = digests(cells(QUANTISED))
-    (tmp_path / "net.onnx").rename(tmp_path / "moved.onnx")
-    moved = QUANTISED.replace("path: net.onnx", "path: moved.onnx, name: net")
-    assert digests(cells(moved)) == before
 
 
 @pytest.mark.parametrize(
@@ -262,7 +202,7 @@ def test_pipes_and_folders_of_half_a_disk_are_not_read(
     os.mkfifo(tmp_path / "odd" / "pipe")
     assert cells(QUANTISED.replace(": data", ": odd"))
     assert cells(QUANTISED.replace(": data", ": /dev/zero"))
-    monkeypatch.setattr("trt_engine.sweep.cells._MAX_FILES", 2)
+    monkeypatch.setattr("trt_engine.verbs.run.cells._MAX_FILES", 2)
     for name in "abc":
         (tmp_path / "odd" / name).touch()
     with pytest.raises(UsageError, match="contains more than 2 files"):

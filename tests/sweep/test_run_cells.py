@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -20,16 +21,18 @@ import pytest
 import moody
 from onnx_models import FLOAT, conv_net, node, save
 from patience import HANG_S, runs, until
-from trt_engine.atomic_io import os_error, staging_folder
+from trt_engine.atomic_io import os_error
 from trt_engine.cli import main as cli
-from trt_engine.config.run import RunConfig
 from trt_engine.errors import DeviceLost, ModelError, SetupError, UsageError
 from trt_engine.records.bench import Protocol
 from trt_engine.records.sweep import CellResult, RunManifest, RunSummary
-from trt_engine.sweep.cell_runner import move_raw_files
-from trt_engine.sweep.run import exit_code, prepare, preview
-from trt_engine.sweep.run import run as run_sweep
 from trt_engine.trt.failure_causes import Cause, make_error
+from trt_engine.verbs.run import sweep_folder
+from trt_engine.verbs.run.cell_runner import move_raw_files
+from trt_engine.verbs.run.config import RunConfig
+from trt_engine.verbs.run.run import exit_code, prepare, preview
+from trt_engine.verbs.run.run import run as run_sweep
+from trt_engine.verbs.run.sweep_folder import SweepFolder
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 QUICK = "warmup: 2\niterations: 3\nmodes: bench\n"
@@ -168,14 +171,6 @@ def test_raw_profiles_lie_in_the_folders_people_look_for_them_in(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_crash_is_the_result_of_its_cell(run: Run, built: Path) -> None:
-    summary = run(plan("1, 2, 3", "die_at: 2"))
-    assert states(summary) == {1: "done", 2: "failed", 3: "done"}
-    assert "SIGSEGV in `build`" in reason(summary, 1)
-    assert summary.results[1].exit_code == 10
-
-
-@pytest.mark.slow
 def test_out_of_memory_halves_the_batch_and_says_so(run: Run, built: Path) -> None:
     summary = run(plan("8", "memory_up_to: 2"))
     (result,) = summary.results
@@ -186,24 +181,6 @@ def test_out_of_memory_halves_the_batch_and_says_so(run: Run, built: Path) -> No
     assert "out of memory at batch 8: measured at 2" in result.warnings
     assert run(plan("8", "memory_up_to: 2")).reused == 1
     assert moody.batches(built) == [8, 4, 2]
-
-
-@pytest.mark.slow
-def test_out_of_memory_at_one_is_a_failure(run: Run, built: Path, tmp_path: Path) -> None:
-    conv_net(tmp_path / "net.onnx")
-    summary = run(plan("2", "memory_up_to: -1"))
-    assert (states(summary), exit_code(summary.results)) == ({2: "failed"}, 11)
-    assert moody.batches(built) == [2, 1]
-    assert summary.results[0].requested_batch == 2
-
-
-@pytest.mark.slow
-def test_a_cell_that_hangs_is_stopped_after_the_plans_timeout(run: Run, built: Path) -> None:
-    (result,) = run(plan("1", "wait_at: 1", "timeout: 8s\n")).results
-    assert (result.state, result.exit_code) == ("failed", 10)
-    assert "took longer than 8 s in `" in (result.reason or "")
-    for line in built.read_text().splitlines():
-        assert not runs(int(line.split()[2])), "it does not go on in the background"
 
 
 # ------------------------------------------------------------------------------------------------ going on
@@ -220,26 +197,6 @@ def test_a_second_run_does_nothing_and_a_changed_plan_only_what_changed(run: Run
     assert (fewer.done, fewer.reused) == (1, 1)
     assert sorted(path.name for path in (Path(fewer.folder) / "cells").glob("*.json")) == ["net-as-is-moody-b2.json"]
     assert len(list((Path(fewer.folder) / "cells" / "old").glob("*.json"))) == 2
-
-
-@pytest.mark.slow
-def test_a_failed_cell_is_tried_again_and_force_does_all_again(run: Run, built: Path) -> None:
-    run(plan("1, 2", "fail_at: 2"))
-    run(plan("1, 2", "fail_at: 2"))
-    assert moody.batches(built) == [1, 2, 2]
-    forced = run(plan("1, 2", "fail_at: 2"), rerun=True)
-    assert forced.reused == 0
-    assert moody.batches(built) == [1, 2, 2, 2], "the engine comes from the store, and is measured again"
-
-
-@pytest.mark.slow
-def test_a_cell_whose_engine_or_record_is_damaged_is_done_again(run: Run, built: Path, tmp_path: Path) -> None:
-    first = run(plan("1, 2"))
-    (tmp_path / "out" / str(first.results[0].engine)).unlink()
-    (tmp_path / "out" / "cells" / "net-as-is-moody-b2.json").write_text('{"spec": ')
-    again = run(plan("1, 2"))
-    assert (again.done, again.reused) == (2, 0)
-    assert (tmp_path / "out" / str(again.results[0].engine)).exists()
 
 
 @pytest.mark.slow
@@ -268,13 +225,6 @@ def test_a_model_is_quantised_once_for_all_cells_and_runs_that_share_it(run: Run
     np.savez(tmp_path / "data.npz", images=np.random.default_rng(1).random((8, 3, 8, 8)).astype(np.float32))
     assert run(text).reused == 0
     assert made.stat().st_mtime_ns != before
-
-
-def test_a_quantisation_that_fails_is_tried_once_for_all_its_cells(run: Run, tmp_path: Path) -> None:
-    summary = run("models: [{path: net.onnx, precisions: int8}]\ncalib_data: nowhere\nbatches: [1, 2, 4]\n" + QUICK)
-    assert [result.exit_code for result in summary.results] == [2, 2, 2]
-    assert all("calibration data `nowhere`" in reason(summary, at) for at in range(3))
-    assert len(list((tmp_path / "out" / "logs").iterdir())) == 1
 
 
 @pytest.mark.slow
@@ -382,14 +332,6 @@ def test_a_disk_that_is_full_is_a_failure_and_what_the_machine_lacks_is_none() -
     assert pickle.loads(pickle.dumps(plugin)).machine_specific, "it comes from another process"
 
 
-@pytest.mark.slow
-def test_the_baseline_comes_first_whatever_its_place_in_the_plan(run: Run, built: Path) -> None:
-    summary = run(plan("1, 2, 3", more="baseline: '*-b3'\n"))
-    assert moody.batches(built) == [3, 1, 2]
-    assert summary.manifest.baseline == "net-as-is-moody-b3"
-    assert list(states(summary)) == [1, 2, 3], "the report keeps the plan's order"
-
-
 # ------------------------------------------------------------------------------------------------ two at once, and the end
 
 
@@ -399,20 +341,6 @@ def started(tmp_path: Path, text: str, *more: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", MAIN, "run", str(tmp_path / "plan.yaml"), "-o", str(tmp_path / "out"), *more],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-
-
-@pytest.mark.slow
-def test_the_core_package_alone_runs_a_plan_that_asks_for_no_pictures(tmp_path: Path) -> None:
-    conv_net(tmp_path / "net.onnx")
-    (tmp_path / "lacking" / "PIL").mkdir(parents=True)
-    (tmp_path / "lacking" / "PIL" / "__init__.py").write_text("raise ImportError('not installed')")
-    (tmp_path / "plan.yaml").write_text("models: net.onnx\nbatches: 1\n" + QUICK)
-    here = os.environ | {"PYTHONPATH": str(tmp_path / "lacking")}
-    for name, code in (("plan.yaml", 0), ("plann.yaml", 2)):
-        words = [sys.executable, "-c", MAIN, "run", str(tmp_path / name), "-o", str(tmp_path / "out")]
-        told = subprocess.run(words, capture_output=True, text=True, env=here)
-        assert told.returncode == code, told.stderr
-    assert f"cannot read `{tmp_path / 'plann.yaml'}`" in told.stderr
 
 
 def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -438,26 +366,6 @@ def test_a_run_that_is_killed_half_way_and_started_again_does_only_what_is_missi
     assert (summary.done, summary.reused, summary.complete) == (4, 2, True)
     assert moody.batches(built) == [1, 2, 3, 3, 4], "the first two were neither built nor measured again"
     assert all((tmp_path / "out" / "cells" / name).read_bytes() == raw for name, raw in before.items())
-
-
-@pytest.mark.slow
-def test_what_a_killed_run_left_half_written_is_taken_away_and_nothing_else(
-    run: Run, built: Path, tmp_path: Path
-) -> None:
-    run(plan("1"))
-    models = tmp_path / "out" / "models"
-    models.mkdir(exist_ok=True)
-    mine, link, outside = models / ".notes.tmp", models / ".link.00000000-1-1.tmp", tmp_path / "outside"
-    dead = models / ".net.onnx.00000000-1-7.tmp"
-    mine.write_text("mine")
-    dead.write_bytes(b"half")
-    os.utime(dead, (0, 0))
-    outside.mkdir()
-    link.symlink_to(outside)
-    with staging_folder(models / "other.onnx") as alive:
-        run(plan("1"))
-        assert sorted(path.name for path in models.iterdir()) == sorted([link.name, mine.name, alive.name])
-    assert outside.is_dir()
 
 
 @pytest.mark.slow
@@ -500,6 +408,22 @@ def test_two_runs_in_one_folder_at_once_are_refused(run: Run, built: Path, tmp_p
     assert moody.batches(built) == [1]
 
 
+def test_a_folder_whose_run_was_killed_after_any_of_its_first_files_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[str] = []
+    for name in ("write_document", "write_atomic"):
+        monkeypatch.setattr(sweep_folder, name, lambda path, *_, **__: written.append(path.name))
+    with contextlib.suppress(AttributeError):  # of the manifest
+        SweepFolder(tmp_path).begin(None, b"", "")  # type: ignore[arg-type]
+    assert len(written) == 2
+    for count in range(3):
+        (tmp_path / str(count)).mkdir()
+        for name in written[:count]:
+            (tmp_path / str(count) / name).write_text("")
+        SweepFolder.prepare(tmp_path / str(count))
+
+
 @pytest.mark.slow
 def test_a_folder_with_other_things_in_it_is_left_alone(run: Run, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
@@ -537,26 +461,3 @@ def test_the_outlook_says_what_each_cell_would_do_and_writes_nothing(run: Run, b
     beside = preview(prepare(tmp_path / "plan.yaml", tmp_path / "another", RunConfig()))
     assert beside.cells[0].seconds is not None, "the run beside it knows how long such a cell takes"
     assert moody.batches(built) == [1, 2]
-
-
-@pytest.mark.slow
-def test_the_outlook_knows_what_cannot_run_on_this_machine(run: Run, tmp_path: Path) -> None:
-    text = (
-        "models: [{path: net.onnx, precisions: [fp32, tf32]}]\nbackends: [{backend: onnxruntime, device: cpu}]\n"
-        + QUICK
-    )
-    (tmp_path / "plan.yaml").write_text(text)
-    told = preview(prepare(tmp_path / "plan.yaml", tmp_path / "out", RunConfig()))
-    assert [cell.action for cell in told.cells] == ["run", "skip"]
-    assert "tf32 needs an NVIDIA GPU" in told.cells[1].reason
-    assert [result.state for result in run(text).results] == ["done", "skipped"]
-
-
-def test_the_outlook_names_files_that_are_not_there(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "plan.yaml").write_text(
-        f"models: [net.onnx, gone.onnx]\ndataset: nowhere\n{QUICK.replace('bench', 'all')}"
-    )
-    told = preview(prepare(tmp_path / "plan.yaml", tmp_path / "out", RunConfig()))
-    assert [text.partition(" ")[0] for text in told.warnings] == ["`gone.onnx`", "`nowhere`"]
-    (tmp_path / "plan.yaml").write_text(f"models: [net.onnx]\n{QUICK}")
-    assert preview(prepare(tmp_path / "plan.yaml", tmp_path / "out", RunConfig())).warnings == ()

@@ -15,19 +15,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
-import moody
 from onnx_models import conv_net
 from patience import HANG_S, runs, text_of, until
-from trt_engine.cli.signals import INTERRUPT_INTERVAL_S
-from trt_engine.config.run import RunConfig
+from trt_engine.command_line.signals import INTERRUPT_INTERVAL_S
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.sweep import RunManifest
-from trt_engine.sweep.cells import expand
-from trt_engine.sweep.container import command_line, prepare
-from trt_engine.sweep.plan_file import ContainerEntry, read_plan
-from trt_engine.sweep.run import exit_code, preview
-from trt_engine.sweep.run import prepare as prepare_run
-from trt_engine.sweep.run import run as run_sweep
+from trt_engine.verbs.run.cells import expand
+from trt_engine.verbs.run.config import RunConfig
+from trt_engine.verbs.run.container import command_line, prepare
+from trt_engine.verbs.run.plan_file import ContainerEntry, read_plan
+from trt_engine.verbs.run.run import exit_code, preview
+from trt_engine.verbs.run.run import prepare as prepare_run
+from trt_engine.verbs.run.run import run as run_sweep
 
 MAIN = "from trt_engine.cli.main import main; main()"
 IMAGE = "registry.example/with-tools:25.06"
@@ -211,13 +210,6 @@ def test_a_run_in_a_container_is_the_same_run_with_image_and_versions_in_its_rec
 
 
 @pytest.mark.slow
-def test_a_cell_that_fails_inside_is_a_result_outside(tmp_path: Path, listed: Path, plan: Path) -> None:
-    plan.write_text(plan.read_text().replace("net.onnx", "gone.onnx"))
-    summary = run_sweep(plan, tmp_path / "out", in_container=IMAGE)
-    assert (summary.failed, exit_code(summary.results)) == (1, 4)
-
-
-@pytest.mark.slow
 def test_the_image_of_the_plan_is_taken_by_the_command(
     tmp_path: Path, listed: Path, plan: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,27 +227,6 @@ def test_the_image_of_the_plan_is_taken_by_the_command(
     assert (document["schema"], document["done"]) == ("trt-engine/run", 1)
     assert document["manifest"]["container"]["image"] == IMAGE
     assert document["manifest"]["trusted"] == [f"`container.arguments` (line {len(plan.read_text().splitlines())})"]
-
-
-@pytest.mark.slow
-def test_ctrl_c_reaches_the_run_inside_and_what_is_done_is_kept(
-    tmp_path: Path, listed: Path, plan: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    built = moody.known(tmp_path / "moody", monkeypatch)
-    plan.write_text(
-        "models: net.onnx\nbackends: [{backend: moody, options: {wait_at: 2}}]\nbatches: [1, 2]\nwarmup: 2\niterations: 3\n"
-        "modes: bench\n"
-    )
-    program = [sys.executable, "-c", MAIN, "run", str(plan), "-o", str(tmp_path / "out"), "--container", IMAGE]
-    with subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        until(lambda: len(moody.batches(built)) == 2 or process.poll() is not None, "the second cell is built")
-        assert process.poll() is None, process.communicate()
-        inside = [json.loads(line) for line in listed.read_text().splitlines()][-1]
-        assert inside[0] == "run" and "--container-facts" in inside
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=HANG_S)
-    assert process.returncode == 130, err
-    assert "1 done, 1 not done" in out
 
 
 @pytest.mark.slow

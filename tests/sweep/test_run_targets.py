@@ -14,12 +14,12 @@ from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
 from trt_engine.records.passport import NOT_VALIDATED
 from trt_engine.records.sweep import CellSpec, RunSummary
-from trt_engine.sweep.cell_runner import missing_requirements
-from trt_engine.sweep.cells import expand
-from trt_engine.sweep.container import _uses_gpu
-from trt_engine.sweep.plan_file import read_plan
-from trt_engine.sweep.run import exit_code
-from trt_engine.sweep.run import run as run_sweep
+from trt_engine.verbs.run.cell_runner import missing_requirements
+from trt_engine.verbs.run.cells import expand
+from trt_engine.verbs.run.container import _uses_gpu
+from trt_engine.verbs.run.plan_file import read_plan
+from trt_engine.verbs.run.run import exit_code
+from trt_engine.verbs.run.run import run as run_sweep
 
 Cells = Callable[..., tuple[CellSpec, ...]]
 AWAY = "this machine has no GPU of compute capability 8.9"
@@ -59,13 +59,6 @@ def test_the_plans_gpus_are_for_backends_that_build_for_them(cells: Cells) -> No
     assert labels(found) == [
         "net-as-is-onnxruntime-b1", "net-as-is-fake-sm89-b1", "net-as-is-fake-sm120-b1", "net-as-is-own-sm86-b1",
     ]  # fmt: skip
-
-
-def test_order_and_spelling_of_gpus_make_no_other_cell(cells: Cells) -> None:
-    one = cells("backends: [{backend: fake, gpus: 'sm120, RTX 4090'}]")
-    other = cells("backends: [{backend: fake, gpus: '8.9,12.0'}]")
-    assert [spec.digest for spec in one] == [spec.digest for spec in other]
-    assert one[0].digest != cells("backends: [{backend: fake, gpus: '8.9'}]")[0].digest
 
 
 def test_what_needs_the_gpu_is_left_out_where_it_is_not(cells: Cells, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trt_engine.records.sweep import CellSpec
-from trt_engine.sweep.cell_runner import _accepts_other_precision
+from trt_engine.verbs.run.cell_runner import _accepts_other_precision
 
 
 @pytest.mark.parametrize(("precision", "backend", "device", "providers", "measured"), [

@@ -48,15 +48,6 @@ ONE_ROW = line(
     "__myl_CastMulCastReshMulSum_myl0_17", "kgen", [tensor("x", "1,64")], [tensor("w", "64,10", "Int4")],
     [tensor("y", "1,10")], "__myl_CastMulCastReshMulSum_0xf5", "Gemm_0",
 )  # fmt: skip
-MXFP8 = line(
-    "__myl_CastReplCastMulCast_myl0_1", "kgen", [tensor("q", "64,192", "FP8"), tensor("e", "2,192", "FP8")], [],
-    [tensor("wf", "64,192")], "__myl_CastReplCastMulCast_0xcf", "x_TRT_MXFP8DequantizeLinear_node",
-)  # fmt: skip
-MXFP8_ROW = line(
-    "__myl_CastReplCastMulCastCastMulCastReshMulSum_myl0_18", "kgen",
-    [tensor("q", "1,64", "FP8"), tensor("e", "1,2", "FP8")],
-    [tensor("w", "64,10", "FP8"), tensor("s", "64,10")], [tensor("y", "1,10")], "__myl_CastReplCastMulCast", "Gemm_0",
-)  # fmt: skip
 END = "\nI/O Tensors:\n Name: images, IOMode: Input, DataType: Float, Dimensions: [-1,1,32,32]\n"
 
 
@@ -82,23 +73,11 @@ def test_a_line_is_read_as_the_inspector_would_tell_the_layer() -> None:
     assert conv.outputs[0].format == "(NHWC) Channel major format" and conv.is_matmul
 
 
-def test_what_is_no_layer_is_left_out_and_other_messages_list_none() -> None:
-    assert logged("Name: cut, LayerType: kgen, Inputs: [", SHAPES)[0].kind == "shape_call"
-    assert not is_layer_list("Original: 264 layers") and not is_layer_list("Layers:\n")
-    odd = CONV.replace("Name: Conv_0_U0_myl0_2", "Name: a, b [c] } d")
-    assert logged(odd)[0].name == "a, b [c] } d"
-
-
 def test_weights_of_four_bits_name_their_product_unpacked_before_within_it_or_for_one_row() -> None:
     assert set(dtype_shares(logged(UNPACK, PRODUCT))) == {"int4"}, "what unpacks them is no layer of its own"
     assert set(dtype_shares(logged(FUSED))) == {"int4"}
     assert set(dtype_shares(logged(ONE_ROW))) == {"int4"} and logged(ONE_ROW)[0].is_matmul
     assert set(dtype_shares(logged(PRODUCT))) == {"fp32"}
-
-
-def test_mxfp8_that_is_unpacked_before_the_product_is_not_computed_as_such() -> None:
-    assert set(dtype_shares(logged(MXFP8, PRODUCT))) == {"fp32"}
-    assert set(dtype_shares(logged(MXFP8_ROW))) == {"fp32"}, "a product of one row unpacks what it reads itself"
 
 
 def test_multiply_adds_are_found_by_the_nodes_in_the_log() -> None:

@@ -71,20 +71,6 @@ def test_a_condition_gives_its_text_alone(description: str, reason: str) -> None
     assert format_parser_error(ParserError(description, node=0, operator="Op")) == f"node 0 (Op): {reason}"
 
 
-@pytest.mark.parametrize(
-    ("code", "said"),
-    [
-        ("UNSUPPORTED_NODE_ATTR", "an attribute of this operator"),
-        ("UNSUPPORTED_NODE_DYNAMIC", "dynamic shapes"),
-        ("INVALID_NODE", "finds this node invalid"),
-        ("A_NEW_CODE", "without a reason"),
-    ],
-)
-@pytest.mark.parametrize("description", ["false", "", "inputs.size() == 2", "Assertion failed: inputs.size() == 2"])
-def test_a_condition_without_a_text_is_told_by_its_code(code: str, said: str, description: str) -> None:
-    assert said in format_parser_error(ParserError(description, code, 1, operator="Op"))
-
-
 def test_a_refusal_of_no_node_names_the_input_or_the_operator() -> None:
     text = 'Assertion failed: f(x) && "Failed to convert ONNX date type to TensorRT data type."'
     by_input = ParserError(text, "UNSUPPORTED_NODE", function="importInput", file="images")

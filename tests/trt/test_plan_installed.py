@@ -78,12 +78,6 @@ def test_two_tensorrts_of_one_major_on_one_loader_path_are_seen_and_the_winner_c
     assert one.conflicting_libraries == ()  # 8 and 10 have different sonames
 
 
-def test_a_link_to_the_same_folder_is_no_second_tensorrt(tmp_path: Path) -> None:
-    library(tmp_path, "usr/lib/x86_64-linux-gnu", "10.16.1")
-    (tmp_path / "lib").symlink_to(tmp_path / "usr/lib")
-    assert len(detect_installation(tmp_path, environ={}, known_gpus=()).libraries) == 1
-
-
 def test_the_loaders_cache_and_its_configuration_are_read(tmp_path: Path) -> None:
     library(tmp_path, "opt/cached", "10.16.1")
     library(tmp_path, "opt/listed", "10.13.2")
@@ -112,13 +106,6 @@ def test_lean_runtimes_are_listed_by_version(tmp_path: Path) -> None:
     found = detect_installation(tmp_path, environ={"LD_LIBRARY_PATH": "/opt/lean"}, known_gpus=())
     assert [str(item.version) for item in found.lean] == ["10.3.0"]
     assert found.python_version is None
-
-
-def test_a_driver_without_nvml_is_read_from_the_kernel_module(tmp_path: Path) -> None:
-    write(tmp_path, "proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue\n")
-    write(tmp_path, ".dockerenv", "")
-    found = detect_installation(tmp_path, environ={}, known_gpus=())
-    assert (found.driver, found.container) == ("550.54.15", "docker")
 
 
 def test_a_container_with_many_things_of_its_own_is_not_confused(tmp_path: Path) -> None:

@@ -19,11 +19,6 @@ def ten(name: str, text: str = "Half", dims: tuple[int, ...] = (1, 64, 80, 80)) 
     return {"Name": name, "Location": "Device", "Dimensions": list(dims), "Format/Datatype": text}
 
 
-def eleven(name: str, kind: str = "Half", key: str = "DataType", layout: str = "Row major linear") -> dict[str, Any]:
-    """A tensor as TensorRT 11 writes it."""
-    return {"Name": name, "Location": "Device", "Dimensions": [1, 64, 80, 80], "Format": layout, key: kind}
-
-
 def nodes(*names: str, between: str = "\x1e") -> str:
     return between.join(f"[ONNX Layer: {name}]" for name in names)
 
@@ -117,28 +112,6 @@ def test_both_spellings_of_tensorrt_11_give_the_same_layer(key: str) -> None:
     assert dtype_shares(new) == dtype_shares(old) == {"fp16": DtypeShare(1.0, 0.0, None)}
 
 
-@pytest.mark.parametrize(
-    ("text", "dtype"),
-    [
-        ("Row major linear FP32", "float32"),
-        ("Row major linear FP16 format", "float16"),
-        ("Two wide channel vectorized row major FP16 format", "float16"),
-        ("Thirty-two wide channel vectorized row major Int8 format", "int8"),
-        ("Row major Int8 format", "int8"),
-        ("Row major linear INT32", "int32"),
-        ("Row major linear BOOL", "bool"),
-        ("Channel major FP32 format where channel % 4 == 0", "float32"),
-        ("Float", "float32"), ("Half", "float16"), ("BFloat16", "bfloat16"), ("BF16", "bfloat16"), ("Int8", "int8"),
-        ("UInt8", "uint8"), ("Int64", "int64"), ("Bool", "bool"), ("FP8", "float8_e4m3fn"), ("INT4", "int4"),
-        ("FP4E2M1", "float4_e2m1fn"), ("E8M0", "float8_e8m0fnu"), ("Float8E4M3", "float8_e4m3fn"),
-        (DYNAMIC, None), ("", None), ("Quaternion", None), (None, None), (7, None),
-    ],
-)  # fmt: skip
-def test_every_text_of_a_type_is_understood(text: Any, dtype: str | None) -> None:
-    (layer,) = read_layers({"Layers": [{"Name": "l", "Inputs": [{"Name": "x", "Format/Datatype": text}]}]})
-    assert layer.inputs[0].dtype == dtype
-
-
 def test_names_alone_are_layers_without_detail() -> None:
     layers = read_layers(document("/model.0/conv/Conv + /model.0/act/Relu", "out_add [ONNX Layer: Add]"))
     assert [layer.name for layer in layers] == ["/model.0/conv/Conv + /model.0/act/Relu", "out_add"]
@@ -174,15 +147,6 @@ def test_onnx_names_are_told_apart_however_they_are_joined(between: str) -> None
 
 
 # ------------------------------------------------------------------------------------------------ the census
-
-
-def test_what_moves_data_is_not_counted() -> None:
-    shares = dtype_shares(read_layers(document(REFORMAT, CONV, MOVE, {**REFORMAT, "Origin": "QDQ"})))
-    assert shares == {"fp16": DtypeShare(1.0, 1.0, None)}
-
-
-def test_a_product_that_reads_fp16_is_fp16_whatever_it_writes() -> None:
-    assert dtype_shares(read_layers(document({**GEMM, "TacticName": "0x1234"}))) == {"fp16": DtypeShare(1.0, 0.0, None)}
 
 
 def test_multiply_adds_are_matched_by_the_nodes_a_layer_was_made_of() -> None:
@@ -250,34 +214,3 @@ def test_weights_alone_make_a_layer_int4_even_where_they_are_unpacked_before() -
     apart = {**fused, "Inputs": [ten("x", "Half"), ten("wf", "Half")]}
     assert set(dtype_shares(read_layers(document(unpack, apart)))) == {"int4"}
     assert set(dtype_shares(read_layers(document(apart)))) == {"fp16"}, "folded into FP16 weights there is no INT4 left"
-
-
-def test_block_formats_are_told_by_their_scales() -> None:
-    def gemm(*inputs: dict[str, Any]) -> str:
-        (kind,) = dtype_shares(read_layers(document({"Name": "g", "LayerType": "gemm", "Inputs": list(inputs)})))
-        return kind
-
-    assert gemm(ten("x", "FP8"), ten("w", "FP8")) == "fp8"
-    assert gemm(ten("x", "FP8"), ten("sx", "E8M0"), ten("w", "FP8")) == "mxfp8"
-    assert gemm(ten("x", "FP4E2M1"), ten("sx", "FP8"), ten("w", "FP4E2M1")) == "nvfp4"
-    assert gemm(ten("x", "Half"), ten("w", "FP4E2M1")) == "nvfp4"
-
-
-def test_pixels_and_integers_are_no_precision() -> None:
-    pixels = {"Name": "__myl_CastMul_myl0_0", "LayerType": "kgen", "Inputs": [ten("x", "UInt8")],
-              "Outputs": [ten("y", "Half")]}  # fmt: skip
-    assert set(dtype_shares(read_layers(document(pixels)))) == {"fp16"}, (
-        "bytes that become numbers are computed as those"
-    )
-    topk = {"Name": "top", "LayerType": "TopK", "Inputs": [ten("s", "Int32")], "Outputs": [ten("i", "Int32")]}
-    assert dtype_shares(read_layers(document(topk))) == {}
-
-
-def test_types_that_are_not_told_are_unknown_and_not_guessed() -> None:
-    blind = {"Name": "pool", "LayerType": "CaskPooling", "Inputs": [ten("x", DYNAMIC)], "Outputs": [ten("y", DYNAMIC)]}
-    assert set(dtype_shares(read_layers(document(blind)))) == {UNKNOWN}
-
-
-def test_names_that_repeat_are_layers_of_their_own() -> None:
-    layers = read_layers(document(GEMM, {**GEMM}, SOFTMAX))
-    assert len(layers) == 3 and dtype_shares(layers)["fp16"].layers == pytest.approx(2 / 3)

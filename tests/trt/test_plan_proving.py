@@ -5,10 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from trt_engine.config.build import BuildConfig
-from trt_engine.errors import UsageError
 from trt_engine.trt.settings import parity_options
 
 MODEL = Path("net.onnx")
@@ -31,15 +28,3 @@ def test_host_code_of_ones_own_and_stripped_weights_are_taken_along() -> None:
     assert asked(version_compatible="on") == {"allow_host_code": "on"}
     assert asked(plugins="a.so", serialize_plugins="on") == {"plugins": "a.so", "allow_host_code": "on"}
     assert asked(strip_weights="on") == {"refit_from": "net.onnx"}
-
-
-def test_what_runs_elsewhere_only_is_said() -> None:
-    assert "windows_amd64" in asked(runtime_platform="windows_amd64")
-    assert "lean runtime" in asked(version_compatible="on", exclude_lean_runtime="on")
-    given = asked(version_compatible="on", exclude_lean_runtime="on", lean_runtime="/opt/libnvinfer_lean.so.11")
-    assert given == {"lean_runtime": "/opt/libnvinfer_lean.so.11", "allow_host_code": "on"}
-
-
-def test_a_wrong_name_is_refused() -> None:
-    with pytest.raises(UsageError):
-        asked(plugin="a.so")

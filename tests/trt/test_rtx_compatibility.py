@@ -123,22 +123,10 @@ def test_the_check_that_the_build_put_off_comes_next() -> None:
     assert judged(machine(board=None), None, done).command == "trt-engine doctor"
 
 
-def test_suboptimal_is_a_penalty() -> None:
-    found = judged(machine(), ValidityReport("SUBOPTIMAL"), sealed())
-    assert found.status == "penalty" and "SUBOPTIMAL" in found.reason and found.command == COMMAND
-
-
 def test_the_report_wins_over_version_and_gpu() -> None:
     other = machine("1.9.0.1", H100)
     assert judged(other, ValidityReport("VALID"), sealed()).status == "loads"
     assert judged(other, None, sealed(), device=None).status == "rebuild"
-
-
-def test_invalid_without_a_bit_is_no_answer() -> None:
-    message = "Error reading CUDA GPU properties\x1b[2J"
-    found = judged(machine(), ValidityReport("INVALID", 0, (message,)), sealed())
-    assert found.status == "unknown" and "without a reason" in found.reason and "\x1b" not in found.reason
-    assert judged(machine("1.6.0.1"), ValidityReport("INVALID", 0, (message,)), sealed()).status == "rebuild"
 
 
 @pytest.mark.parametrize(
@@ -200,10 +188,6 @@ def test_header_and_machine_alone(here: Installation, more: dict[str, Any], kind
     assert found.status == kind and words in found.reason, found
 
 
-def test_a_driver_without_nvml_is_enough_to_ask() -> None:
-    assert judged(machine(board=None, driver="580.159.03"), ValidityReport("VALID"), sealed()).status == "loads"
-
-
 def test_without_the_library_the_command_installs_the_plans_own(tmp_path: Path) -> None:
     nothing = Installation(product="TensorRT-RTX", gpus=(L4,), driver=L4.driver)
     found = judged(nothing, None, sealed())
@@ -249,20 +233,6 @@ def test_a_damaged_or_foreign_file_is_refused_before_the_library_is_asked(
         Engine(path, sealed()), RuntimeConfig(), installation=machine(), query_validity=pytest.fail
     )  # type: ignore[arg-type]
     assert found.status == "refuse" and words in found.reason and found.command == COMMAND
-
-
-def test_an_engine_of_tensorrt_does_not_take_a_plan_of_tensorrt_rtx(tmp_path: Path) -> None:
-    path = tmp_path / "model.engine"
-    path.write_bytes(rtx_plan_bytes())
-    found = check_compatibility(Engine(path, passport()), RuntimeConfig(), installation=machine())
-    assert found.status == "refuse" and "a plan for `tensorrt`" in found.reason
-
-
-def test_options_of_this_backend_alone_do_not_stop_the_judgement(tmp_path: Path) -> None:
-    path = tmp_path / "model.engine"
-    path.write_bytes(rtx_plan_bytes())
-    config = RuntimeConfig(options={"no_option_of_tensorrt": "on"})
-    assert check_compatibility(Engine(path, sealed()), config, installation=machine()).status == "unknown"
 
 
 # ------------------------------------------------------------------------------------------------ packages

@@ -11,7 +11,7 @@ from tensorrt_machines import plan_bytes, rtx_plan_bytes
 from trt_engine.device import info
 from trt_engine.plan_header import plan_header
 from trt_engine.records.inspect import EngineReport
-from trt_engine.verbs.inspect import inspect
+from trt_engine.verbs.inspect.run import inspect
 
 trt = pytest.importorskip("tensorrt_rtx")
 

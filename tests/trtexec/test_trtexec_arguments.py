@@ -105,19 +105,6 @@ def test_what_makes_another_plan_is_passed_or_refused(version: Any, setting: str
 
 
 @EVERY
-def test_a_build_names_everything_it_relies_on(version: Any) -> None:
-    words = made(version).arguments
-    assert names(words) & {"skipInference", "buildOnly"} == {"buildOnly" if version < (8, 6) else "skipInference"}
-    for word in ("--device=1", "--memPoolSize=workspace:8192", "--avgTiming=8", "--minShapes=x:1x3", "--maxShapes=x:4x3",
-                 "--timingCacheFile=/t.cache", "--profilingVerbosity=detailed", "--exportLayerInfo=/l.json"):  # fmt: skip
-        assert word in words
-    assert ("--stronglyTyped" in words) is ((9, 0) < version < (11, 0))
-    assert "--noTF32" in words
-    config = BuildConfig(backend="trtexec", device="cuda:0", precision="tf32", profiles=(PROFILE,))
-    assert "--noTF32" not in built(version, config).arguments
-
-
-@EVERY
 def test_several_profiles_are_passed_from_9_on_and_refused_before(version: Any) -> None:
     config = BuildConfig(backend="trtexec", device="cuda:0", profiles=(PROFILE, PROFILE))
     if version < (9,):
@@ -159,26 +146,6 @@ def test_values_a_version_does_not_know_are_said_and_left_out(version: Any) -> N
     ):  # fmt: skip
         assert (text in words) is known
         assert any(f"does not know `{text}`" in said for said in found.warnings) is not known
-
-
-def test_a_static_model_takes_no_shapes() -> None:
-    config = BuildConfig(backend="trtexec", device="cuda:0", profiles=(Profile({}),))
-    signature = Signature((TensorSpec("fixed", "float32", (2, 2)),), ())
-    found = build_command(
-        trtexec((11, 1, 0)), config, parse({}), signature,
-        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",),
-    )  # fmt: skip
-    assert not [word for word in found.arguments if "Shapes" in word]
-
-
-def test_a_pool_of_less_than_a_mib_is_refused_where_suffixes_are_ignored() -> None:
-    assert (
-        "--memPoolSize=workspace:8192,tacticSharedMem:0.046875"
-        in made((10, 1, 0), tactic_shared_memory="48KiB").arguments
-    )
-    with pytest.raises(UsageError, match="takes whole MiB"):
-        made((10, 0, 1), tactic_shared_memory="48KiB")
-    assert any("no pool" in text for text in made((8, 6, 1), tactic_shared_memory="1MiB").warnings)
 
 
 @EVERY
@@ -264,10 +231,11 @@ def test_the_workspace_is_never_more_than_the_memory_of_the_gpu_where_that_is_kn
     assert not any("workspace" in text for text in found.warnings)
 
 
-def test_a_workspace_that_nothing_bounds_is_said() -> None:
-    found = build_command(
-        trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0", workspace_mib=4096 << 10), parse({}),
-        SIGNATURE, BuildFiles(Path("m"), Path("e")), dtypes=("fp32",), gpu_mib=None,
-    )  # fmt: skip
-    assert "--memPoolSize=workspace:4194304" in found.arguments
-    assert any("the workspace stays 4194304 MiB" in text and "NVML" in text for text in found.warnings)
+def test_a_pool_of_less_than_a_mib_is_refused_where_suffixes_are_ignored() -> None:
+    assert (
+        "--memPoolSize=workspace:8192,tacticSharedMem:0.046875"
+        in made((10, 1, 0), tactic_shared_memory="48KiB").arguments
+    )
+    with pytest.raises(UsageError, match="takes whole MiB"):
+        made((10, 0, 1), tactic_shared_memory="48KiB")
+    assert any("no pool" in text for text in made((8, 6, 1), tactic_shared_memory="1MiB").warnings)

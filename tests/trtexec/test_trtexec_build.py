@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
 
 import onnx_models as models
@@ -142,27 +141,6 @@ def test_fp32_built_in_silence_is_found_out(version: Any, tool: Tool, build: Ver
     assert left(tmp_path) == set()
 
 
-@BOTH
-def test_work_is_counted_of_nodes_without_a_name(
-    version: Any, tool: Tool, build: Verb, net: Path, tmp_path: Path
-) -> None:
-    tool(version)
-    proto = onnx.load(net)
-    for node in proto.graph.node:
-        node.name = ""
-    onnx.save(proto, net)
-    assert build().code == 0
-    found = Engine.open(tmp_path / "net.engine").passport.precision.shares
-    assert found["fp32"].macs == 1.0, "TensorRT calls them `node_of_` and their first output"
-
-
-def test_without_layers_in_the_plan_it_is_said_that_nothing_was_counted(tool: Tool, build: Verb) -> None:
-    tool(V10)
-    done = build("--json", "-O", "profiling_verbosity=layer_names_only")
-    assert done.code == 0
-    assert any("precision was not counted" in text for text in json.loads(done.out)["warnings"])
-
-
 @pytest.mark.slow
 @ONE
 def test_a_plan_with_host_code_is_counted_and_proved_and_later_runs_after_a_yes(
@@ -201,16 +179,6 @@ def test_inputs_with_colons_and_several_profiles_come_through(
 
 
 # ------------------------------------------------------------------------------------------------ sizes
-
-
-def test_the_stand_in_has_the_trap_of_the_size_suffix(tool: Tool, net: Path, tmp_path: Path) -> None:
-    words = [f"--onnx={net}", f"--saveEngine={tmp_path / 'x'}", "--skipInference"]
-    said = [
-        subprocess.run([tool(V10), *words, f"--memPoolSize=workspace:{size}"], capture_output=True, text=True).stdout
-        for size in ("32768MiB", "32G", "32768")
-    ]
-    found = [re.findall(r"workspace: (.*?),", text) for text in said]
-    assert found == [["0.03125 MiB"], ["32768 MiB"], ["32768 MiB"]]
 
 
 @pytest.mark.parametrize("size", ["32768MiB", "32GiB", "32 GB"])
@@ -279,24 +247,6 @@ def test_settings_arrive_as_trtexecs_options(tool: Tool, build: Verb, own_store:
 # ------------------------------------------------------------------------------------------------ the ladder
 
 
-def test_a_starved_search_raises_the_workspace_and_keeps_the_level(
-    tool: Tool, build: Verb, tmp_path: Path, own_store: Path
-) -> None:
-    tool(V10, needs_workspace_mib=40000)
-    done = build("--workspace", "8GiB")
-    assert done.code == 0, done.err
-    sizes = [re.search(r"workspace:(\d+)", line)[1] for line in commands(own_store)]  # type: ignore[index]
-    assert sizes == ["8192", "32768", "65536"]
-    assert not any("builderOptimizationLevel" in line for line in commands(own_store))
-    (text,) = logs(own_store)  # one log, every attempt in it
-    assert text.count("&&&& RUNNING") == 3 and text.count("&&&& FAILED") == 2
-    ladder = Engine.open(tmp_path / "net.engine").passport.build.retries
-    assert [step.partition(":")[0] for step in ladder if "workspace" in step.partition(":")[0]] == [
-        "workspace 32768 MiB (was 8192 MiB)", "workspace 65536 MiB (was 8192 MiB)",
-    ]  # fmt: skip
-    assert "insufficient workspace" in ladder[0]
-
-
 def test_no_ladder_stops_at_the_first_failure(tool: Tool, build: Verb, own_store: Path, tmp_path: Path) -> None:
     tool(V10, needs_workspace_mib=40000)
     done = build("--no-retry", "--workspace", "8GiB")
@@ -320,19 +270,6 @@ def test_a_foreign_node_climbs_to_fixed_shapes_and_level_two(
     assert any("trt-engine convert" in step for step in passport.build.retries)
     assert passport.build.notes["retry"].startswith("optimisation level 2")
     assert logs(own_store)[0].count("&&&& RUNNING") >= 3
-
-
-@pytest.mark.slow
-def test_a_foreign_node_that_nothing_helps_says_what_was_tried(
-    tool: Tool, build: Verb, tmp_path: Path, own_store: Path
-) -> None:
-    tool(V11, fail="foreign_node")
-    done = build()
-    assert done.code == 5
-    assert "{ForeignNode[/decoder/mask.1/Reshape.../decoder/mask.1/Einsum]}" in done.err
-    assert "every retry failed" in done.err and "trt-engine convert" in done.err
-    assert str(own_store / "logs") in done.err
-    assert left(tmp_path) == set()
 
 
 # ------------------------------------------------------------------------------------------------ failures
@@ -409,39 +346,6 @@ def test_a_trtexec_that_does_not_start_says_why(
 
 
 # ------------------------------------------------------------------------------------------------ silence and Ctrl-C
-
-
-@pytest.mark.slow
-def test_minutes_of_silence_are_no_hang(
-    tool: Tool, build: Verb, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(program, "_SILENCE_S", 0.2)  # a minute
-    minutes: list[str] = []
-
-    class Answers(logging.Handler):
-        """The tool goes on once it was called alive twice since its last words."""
-
-        def emit(self, record: logging.LogRecord) -> None:
-            if re.search(
-                r"running without output .* (Could not read cache|Finished parsing)", said := record.getMessage()
-            ):
-                minutes.append(said)
-            if len(minutes) >= 2 and "running without output" in said:
-                with (tmp_path / "told").open("a") as file:
-                    file.write(".")
-
-    (tmp_path / "told").touch()
-    tool(V10, silent_until_told=str(tmp_path / "told"))
-    listener = Answers()
-    program.log.addHandler(listener)
-    try:
-        done = build()
-    finally:
-        program.log.removeHandler(listener)
-    assert done.code == 0
-    alive = re.findall(r"trtexec is running without output for (\d+) s; last line: (.*)", done.err)
-    assert len(alive) >= 2
-    assert any("Could not read cache" in words or "Finished parsing" in words for _, words in alive)
 
 
 def test_who_waits_is_told_the_last_words(tool: Tool, net: Path, tmp_path: Path) -> None:

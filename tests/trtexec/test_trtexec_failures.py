@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -60,51 +59,9 @@ def test_a_failed_log_cut_anywhere_stays_failed(log: Path) -> None:
         assert report_of("".join(lines[:count]))["status"] == "failed", count
 
 
-@pytest.mark.parametrize("log", LOGS, ids=lambda log: log.stem)
-def test_lines_of_the_other_stream_in_between_do_not_change_the_cause(log: Path) -> None:
-    chance = random.Random(0)
-    lines, whole = text_of(log).splitlines(), report_of(text_of(log))
-    noise = ["[06/05/2025-11:05:37] [W] [TRT] a warning on the other stream", "libfoo: something printed bare"]
-    for _ in range(20):
-        mixed = lines[:]
-        for _ in range(6):
-            mixed.insert(chance.randrange(len(mixed) + 1), chance.choice(noise))
-        found = report_of("\n".join(mixed) + "\n")
-        for name in ("status", "error_class", "error_text", *DETAILS):
-            assert found.get(name) == whole.get(name), name
-
-
 RUNNING = "&&&& RUNNING TensorRT.trtexec [TensorRT v101601] [b11] # trtexec --onnx=m.onnx"
 FAILED = RUNNING.replace("RUNNING", "FAILED")
 PASSED = RUNNING.replace("RUNNING", "PASSED")
-ALLOCATION = "[E] Error[1]: [defaultAllocator.cpp::allocate::31] Error Code 1: Cuda Runtime (out of memory)"
-SKIPPED = (
-    "[E] Error[9]: Error Code: 9: Skipping tactic 0x0 due to exception User allocator error allocating 64-byte buffer"
-)
-
-
-@pytest.mark.parametrize(
-    "told",
-    [
-        "  --x   fails with: Could not find any implementation for node y",
-        "Cannot parse: OutOfMemory, Plugin not found, are the plugin name, version, and namespace correct?",
-        "[I] Could not load library: not found, using the built-in one",
-        "[V] [TRT] CUDA initialization failure with error: 35",
-    ],
-)
-def test_a_cause_is_looked_for_in_errors_alone(told: str) -> None:
-    assert report_of("\n".join([RUNNING, told, "[E] something unheard of", FAILED]))["error_class"] is None
-
-
-def test_memory_that_a_skipped_tactic_lacked_does_not_fail_a_run_that_passed() -> None:
-    found = report_of("\n".join([RUNNING, ALLOCATION, SKIPPED, "[I] Engine built in 2 sec.", PASSED]))
-    assert (found["status"], found["error_lines"]) == ("passed", 2)
-    assert report_of("\n".join([RUNNING, ALLOCATION, PASSED]))["status"] == "failed"
-
-
-def test_memory_that_a_skipped_tactic_lacked_does_not_hide_a_later_error() -> None:
-    later = "[E] Accuracy validation FAILED: one or more tensors exceeded the threshold."
-    assert report_of("\n".join([RUNNING, ALLOCATION, SKIPPED, later, FAILED]))["error_class"] == "accuracy_failed"
 
 
 def test_of_an_unknown_failure_the_first_specific_error_is_shown_with_its_node() -> None:
@@ -119,15 +76,6 @@ def test_a_run_that_died_before_its_banner_behind_one_that_passed_is_the_one_tha
     text = "\n".join([RUNNING, "[I] Throughput: 5 qps", PASSED]) + "\n" + named("before-the-banner-library")
     found = report_of(text)
     assert (found["status"], found["error_class"], found["throughput_qps"]) == ("failed", "library_not_found", None)
-
-
-def test_the_loader_of_another_program_is_not_a_log_of_trtexec() -> None:
-    assert (
-        parse(
-            "python3: error while loading shared libraries: libfoo.so.1: cannot open shared object file"
-        ).report.producer
-        is None
-    )
 
 
 @pytest.mark.parametrize(

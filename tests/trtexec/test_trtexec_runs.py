@@ -13,11 +13,11 @@ import onnxruntime
 import pytest
 
 import onnx_models as models
-from bundling import rnnt_models as rnnt
 from trt_engine.benchmark.log_parser import read_log
-from trt_engine.engine import Engine
 from trtexec.conftest import Done, Tool, Verb
 from trtexec.stand_in import V10, V11
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 BOTH = pytest.mark.parametrize("version", [V10, V11], ids=["10.16", "11.1"])
 SHORT = ("--duration", "50ms", "--warmup", "10ms")
@@ -156,16 +156,6 @@ def test_outputs_are_those_of_the_model_bit_for_bit(
     assert np.array_equal(np.load(tmp_path / "y.npz")["scores"], session.run(None, {"images": given})[0])
 
 
-def test_a_shape_outside_the_profile_is_told_before_a_process_is_started(
-    built: Any, verb: Verb, tmp_path: Path
-) -> None:
-    built(V10)
-    np.savez(tmp_path / "x.npz", images=np.zeros((5, 3, 8, 8), np.float32))
-    done = verb("infer", "net.engine", "--input", "x.npz", "-o", "y.npz")
-    assert done.code == 2 and "5x3x8x8" in done.err
-    assert not (tmp_path / "y.npz").exists()
-
-
 # ------------------------------------------------------------------------------------------------ size
 
 
@@ -190,48 +180,7 @@ def test_size_builds_measures_and_doubles(version: Any, tool: Tool, verb: Verb, 
     assert "GPU Compute Time: min" in (tmp_path / "sized" / "b1" / "trtexec_b1.log").read_text()
 
 
-@pytest.mark.slow
-def test_size_keeps_the_last_good_answer_when_memory_ends(tool: Tool, verb: Verb, net: Path, tmp_path: Path) -> None:
-    tool(V10, fail="out_of_memory", from_batch=8)
-    done = verb(
-        "size", net, "--backend", "trtexec", "--precision", "fp32", "--start-batch", "4", "--max-batch", "16", *SHORT,
-        "-o", "sized", "--json",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    doc = json.loads(done.out)
-    assert [item["batch"] for item in doc["batches"]] == [1, 4]
-    assert "memory" in doc["stop_reason"]
-    assert doc["engine"].endswith("net_dynamic_b4.engine")
-    (log,) = (tmp_path / "sized" / "engines").glob("net_dynamic_build_b8_*.log")
-    assert read_log(log).error_class == "out_of_memory"
-
-
-@pytest.mark.slow
-def test_size_climbs_the_ladder_and_says_so(tool: Tool, verb: Verb, net: Path, tmp_path: Path) -> None:
-    tool(V11, needs_workspace_mib=20000)
-    done = verb(
-        "size", net, "--backend", "trtexec", "--precision", "fp32", "--start-batch", "2", "--max-batch", "2", *SHORT,
-        "--workspace", "8GiB", "-o", "sized",
-    )  # fmt: skip
-    assert done.code == 0, done.err
-    passport = Engine.open(tmp_path / "sized" / "engines" / "net_dynamic_b2.engine").passport
-    assert any(step.startswith("workspace 32768 MiB (was 8192 MiB): built") for step in passport.build.retries)
-    assert "workspace 32768 MiB" in (tmp_path / "sized" / "report.md").read_text()
-    (log,) = (tmp_path / "sized" / "engines").glob("net_dynamic_build*.log")
-    assert log.read_text().count("&&&& RUNNING") == 2 and read_log(log).status == "passed"
-
-
 # ------------------------------------------------------------------------------------------------ bundle
-
-
-@pytest.mark.slow
-def test_a_component_that_cannot_be_built_ends_the_bundle_with_its_reason(
-    tool: Tool, verb: Verb, tmp_path: Path
-) -> None:
-    tool(V10, fail="empty_engine")
-    done = verb("bundle", rnnt.export(tmp_path / "export"), "-o", "engines", "--backend", "trtexec")
-    assert done.code == 5 and "Could not find any implementation for node conv" in done.err
-    assert not list((tmp_path / "engines").glob("*.engine"))
 
 
 # ------------------------------------------------------------------------------------------------ anyone's log

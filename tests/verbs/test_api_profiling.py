@@ -5,29 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import onnx
 import pytest
 
 import onnx_models as models
 import trt_engine as te
 from nsight_tools.stand_in import write_tool
-from patience import HANG_S
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.environment import Environment
-from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, UsageError
+from trt_engine.errors import Interrupted, SetupError, UsageError
 from trt_engine.records.bench import BenchRecord
+from trt_engine.records.percentiles import summarize
 from trt_engine.records.profile import DevicePeak, DevicePeaks, InstrumentStatus, ProfileReport
-from trt_engine.records.summary import summarize
-from trt_engine.verbs import profile_run
-from trt_engine.verbs.profile import _runs_in_process
+from trt_engine.verbs.profile import profile_run
+from trt_engine.verbs.profile.run import _runs_in_process
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 QUICK: dict[str, Any] = {"duration_s": 0, "warmup_s": 0, "iterations": 12, "inferences": 5, "warmup": 2}
 
@@ -68,31 +66,6 @@ def test_on_a_cpu_the_layers_tell_and_every_rung_above_says_why_not(engine: te.E
     assert int(report.runtime_info["flops"]) > 0 and int(report.runtime_info["nbytes"]) > 0
 
 
-def test_the_benchmarks_figures_are_those_of_the_plain_measurement(engine: te.Engine, tmp_path: Path) -> None:
-    report = te.profile(engine, out=tmp_path / "out", **QUICK)
-    (line,) = (tmp_path / "out" / "records.jsonl").read_bytes().splitlines()
-    record = msgspec.json.decode(line, type=BenchRecord)
-    assert record.queries == 12 and report.compute_ms == summarize(record.compute_ms)
-    assert report.protocol == record.protocol
-    assert report.time_breakdown.wall_ms == report.time_breakdown.compute_ms == summarize(record.compute_ms).median  # type: ignore[union-attr]
-    assert (report.time_breakdown.h2d_ms, report.time_breakdown.busy_ms) == (None, None), (
-        "what was not measured is not put together"
-    )
-
-
-def test_report_timeline_and_raw_files_are_kept_and_named(engine: te.Engine, tmp_path: Path) -> None:
-    report = te.profile(engine, out=tmp_path / "out", command="trt-engine profile it", **QUICK)
-    assert set(report.files) == {"profile", "timeline", "onnxruntime", "records", "log", "report_html", "report_md"}
-    assert all(Path(place).is_file() for place in report.files.values())
-    assert {Path(place).name for place in report.files.values()} == {path.name for path in (tmp_path / "out").iterdir()}
-    document = json.loads(Path(report.files["profile"]).read_text())
-    assert document["schema"] == "trt-engine/profile" and document["command"] == "trt-engine profile it"
-    again = msgspec.convert(document, ProfileReport, strict=False)
-    assert again.layers == report.layers and again.bottleneck == report.bottleneck
-    assert json.loads(Path(report.files["timeline"]).read_text())["traceEvents"]
-    assert report.files["timeline"] in report.open_commands["timeline"]
-
-
 def test_a_device_with_events_has_its_copies_apart(fake: te.Engine, tmp_path: Path) -> None:
     report = te.profile(fake, out=tmp_path / "out", **QUICK)
     assert (
@@ -116,28 +89,11 @@ def test_an_instrument_that_was_asked_for_and_is_not_to_be_had_is_an_error_befor
     assert not (tmp_path / "out").exists()
 
 
-def test_the_hosts_clock_alone_can_be_asked_for(engine: te.Engine, tmp_path: Path) -> None:
-    report = te.profile(engine, out=tmp_path / "out", profiler="host", **QUICK)
-    assert report.layers is None and report.categories == () and report.inferences == 0
-    assert instrument(report, "host").used and "was requested" in instrument(report, "layers").reason
-    assert not (tmp_path / "out" / "timeline.json").exists()
-
-
-def test_a_model_is_built_into_the_store_first(net: Path, tmp_path: Path) -> None:
-    report = te.profile(net, out=tmp_path / "out", batch=2, **QUICK)
-    assert report.batch == 2 and Path(report.engine) != net and report.model == "net"
-
-
 def test_the_next_command_repeats_the_settings_that_were_given(net: Path, tmp_path: Path) -> None:
     report = te.profile(net, out=tmp_path / "out", batch=2, options={"intra_op_threads": "1"}, **QUICK)
     command = str(report.bottleneck.command)
     assert f" {net} " in command and command.endswith(" -O intra_op_threads=1")
     assert command.count("intra_op_threads") == 1
-
-
-def test_counters_without_a_gpu_are_passed_over_with_the_reason(engine: te.Engine, tmp_path: Path) -> None:
-    report = te.profile(engine, out=tmp_path / "out", ncu=3, **QUICK)
-    assert not instrument(report, "ncu").used and "no GPU" in instrument(report, "ncu").reason
 
 
 # ------------------------------------------------------------------------------------------------ when it does not fit
@@ -148,31 +104,6 @@ def test_out_of_memory_halves_the_batch_and_says_so(fake: te.Engine, tmp_path: P
     report = te.profile(fake, out=tmp_path / "out", batch=8, options={"memory": f"{nbytes}B"}, **QUICK)
     assert report.batch == 4 and report.shapes["images"][0] == 4
     assert [text for text in report.warnings if text.startswith("out of memory at batch 8")]
-
-
-@pytest.mark.slow
-def test_inputs_that_do_not_fit_in_memory_halve_the_batch_as_well(tmp_path: Path) -> None:
-    code = (
-        "import resource, sys, trt_engine as te\n"
-        "report = te.build(sys.argv[1], batch=(1, 1, 4096), out=sys.argv[2], parity=False)\n"
-        "import trt_engine.verbs.profile, onnxruntime\n"
-        "have = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
-        "resource.setrlimit(resource.RLIMIT_AS, (have + 2**30, have + 2**30))\n"
-        "found = te.profile(sys.argv[2], out=sys.argv[3], batch=4096, profiler='host', duration_s=0, warmup_s=0,\n"
-        "                   iterations=2, inferences=1, warmup=0)\n"
-        "assert found.batch < 4096 and found.complete, found.batch\n"
-        "assert any(text.startswith('out of memory at batch 4096') for text in found.warnings), found.warnings\n"
-    )
-    values = (onnx.TensorProto.FLOAT, ["batch", 2**17])  # 512 KiB a row: 2 GiB of inputs
-    model = models.save(tmp_path / "wide.onnx", [models.node("Relu", "x", "y")], {"x": values}, {"y": values})
-    paths = [str(model), str(tmp_path / "wide.engine.onnx"), str(tmp_path / "out")]
-    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True, timeout=HANG_S)
-    assert done.returncode == 0, done.stderr[-2000:]
-
-
-def test_out_of_memory_ends_where_the_batch_cannot_be_smaller(fake: te.Engine, tmp_path: Path) -> None:
-    with pytest.raises(MemoryExhausted):
-        te.profile(fake, out=tmp_path / "out", options={"memory": "100B"}, **QUICK)
 
 
 # ------------------------------------------------------------------------------------------------ when it ends early
@@ -190,36 +121,6 @@ def test_an_interruption_leaves_the_report_of_what_was_found(engine: te.Engine, 
     assert "interrupted" in instrument(partial, "layers").reason
     assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False
     assert told.value.exit_code == 130
-
-
-def test_an_interruption_before_anything_was_measured_leaves_nothing(engine: te.Engine, tmp_path: Path) -> None:
-    def stop(at: te.Progress) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(Interrupted, match="before anything was measured"):
-        te.profile(engine, out=tmp_path / "out", progress=stop, **QUICK)
-    assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"profiler": "nvprof"}, {"profiler": 5}, {"inferences": 0}, {"warmup": -1}, {"ncu": -1}, {"inference": 5}],
-    ids=str,
-)
-def test_wrong_values_are_refused_before_anything_is_done(
-    wrong: dict[str, Any], engine: te.Engine, tmp_path: Path
-) -> None:
-    with pytest.raises(UsageError):
-        te.profile(engine, out=tmp_path / "out", **QUICK | wrong)
-    assert not (tmp_path / "out").exists()
-
-
-def test_an_earlier_profile_is_not_overwritten_unasked(engine: te.Engine, tmp_path: Path) -> None:
-    te.profile(engine, out=tmp_path, profiler="host", **QUICK)
-    with pytest.raises(UsageError, match="exists") as told:
-        te.profile(engine, out=tmp_path, profiler="host", **QUICK)
-    assert "--overwrite" in (told.value.hint or "")
-    te.profile(engine, out=tmp_path, profiler="host", overwrite=True, **QUICK)
 
 
 def test_nothing_of_an_earlier_profile_is_taken_for_this_ones(engine: te.Engine, tmp_path: Path) -> None:
@@ -294,28 +195,6 @@ def test_a_capture_gives_the_kernels_their_categories_layers_and_the_split(
     assert split.compute_ms == split.gpu_ms, "what was measured without a profiler goes first"
     events = json.loads((tmp_path / "out" / "timeline.json").read_text())["traceEvents"]
     assert any("gemm" in str(event.get("args", {})) + event["name"] for event in events)
-
-
-@pytest.fixture
-def listening() -> Iterator[None]:
-    """Ctrl-C is heard: a shell starts what runs in its background deaf to it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-def test_what_an_interrupted_instrument_saw_is_put_down_to_it(
-    nsight: Tools, listening: None, fake: te.Engine, tmp_path: Path
-) -> None:
-    nsight("nsys", ctrl_c_after=2)
-    with pytest.raises(Interrupted) as told:
-        te.profile(fake, out=tmp_path / "out", **QUICK)
-    report = told.value.partial
-    assert isinstance(report, ProfileReport) and not report.complete
-    assert [(row.calls, row.per_inference) for row in report.kernels if "gemm" in row.name] == [(4, 2.0)]
-    assert instrument(report, "nsys").used and "interrupted after 2 inferences" in instrument(report, "nsys").reason
-    assert not instrument(report, "cupti").used and "the run was stopped after 2 inferences" in report.warnings
-    assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False
 
 
 @pytest.mark.slow
@@ -401,3 +280,25 @@ def test_a_kept_peak_that_a_layer_exceeds_is_measured_again_once(
     again = [how for how in calls if how.get("remeasure")]
     assert len(again) == (peak < 1) and len(calls) == 1 + (peak < 1)
     assert report.peaks is not None and report.peaks.peaks[0].value == 1e6
+
+
+@pytest.fixture
+def listening() -> Iterator[None]:
+    """Ctrl-C is heard: a shell starts what runs in its background deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_what_an_interrupted_instrument_saw_is_put_down_to_it(
+    nsight: Tools, listening: None, fake: te.Engine, tmp_path: Path
+) -> None:
+    nsight("nsys", ctrl_c_after=2)
+    with pytest.raises(Interrupted) as told:
+        te.profile(fake, out=tmp_path / "out", **QUICK)
+    report = told.value.partial
+    assert isinstance(report, ProfileReport) and not report.complete
+    assert [(row.calls, row.per_inference) for row in report.kernels if "gemm" in row.name] == [(4, 2.0)]
+    assert instrument(report, "nsys").used and "interrupted after 2 inferences" in instrument(report, "nsys").reason
+    assert not instrument(report, "cupti").used and "the run was stopped after 2 inferences" in report.warnings
+    assert json.loads((tmp_path / "out" / "profile.json").read_text())["complete"] is False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ import pytest
 
 import trt_engine as te
 from trt_engine.cli.main import run
-from trt_engine.errors import UsageError
-from trt_engine.verbs.example import scene_image
-from trt_engine.vision.decode import decode_detections
+from trt_engine.verbs.example.run import scene_image
+from trt_engine.vision.decode import decode_outputs
 from trt_engine.vision.spec import vision_of
 
 ROOT = Path(__file__).parents[2]
@@ -49,28 +47,13 @@ def test_it_finds_the_three_objects_of_its_scene_in_any_batch(tmp_path: Path) ->
     images_NCHW[1, :, :120] = half
     with te.load(te.build(model, batch=(1, 2, 2))) as runner:
         output = runner.infer({"images": images_NCHW})["detections"]
-    empty, found = decode_detections(output, vision.postprocess, [Doubled(), Doubled()])
+    empty, found = decode_outputs({"detections": output}, vision, [Doubled(), Doubled()])
     assert len(empty) == 0
     centres = [(box[:2] + box[2:]) / 2 for box in found.boxes_xyxy]
     places = {int(index): centre for index, centre in zip(found.classes, centres, strict=True)}
     assert len(found.scores) == 3
     for index, place in enumerate(((70, 80), (160, 170), (250, 90))):
         assert np.abs(places[index] - place).max() < 12
-
-
-def test_another_file_of_that_name_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "detector.onnx").write_text("mine")
-    with pytest.raises(UsageError, match="is another file"):
-        te.example(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["detector.onnx"]
-    te.example(tmp_path, overwrite=True)
-    assert (tmp_path / "detector.onnx").read_bytes() != b"mine"
-
-
-def test_a_pipe_of_that_name_is_another_file_and_is_not_read(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "scene.png")
-    with pytest.raises(UsageError, match="is another file"):
-        te.example(tmp_path)
 
 
 def test_the_verb_says_where_it_is_and_what_to_type_next(

@@ -15,7 +15,6 @@ from trt_engine.cli.main import run
 from trt_engine.config.settings import settings
 from trt_engine.errors import FeedError, ProfileError
 from trt_engine.records.parity import Parity
-from trt_engine.sweep.plan_file import ModelEntry
 
 RUN_A_MODEL = (
     "build bench compare profile size infer evaluate serve loadtest cast quantize ranges search convert".split()
@@ -74,10 +73,6 @@ def test_every_verb_that_runs_a_model_takes_inputs(verb: str, capsys: pytest.Cap
     assert "--inputs" in capsys.readouterr().out
 
 
-def test_a_model_of_a_plan_takes_inputs() -> None:
-    assert "inputs" in ModelEntry.__dataclass_fields__
-
-
 def parity_of(engine: te.Engine) -> Parity:
     assert engine.passport.parity is not None
     return engine.passport.parity
@@ -134,7 +129,8 @@ def test_values_outside_of_every_profile_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_option_is_one_everywhere() -> None:
-    from trt_engine.config import bench, build, loadtest, precision
+    from trt_engine.config import bench, build, precision
+    from trt_engine.verbs.loadtest import config as loadtest
 
     made = [
         item

@@ -24,7 +24,8 @@ from trt_engine.errors import Interrupted, ModelError, SetupError, UsageError
 from trt_engine.records.base import Finding
 from trt_engine.records.lint import LintReport
 from trt_engine.trt.parser_messages import ParserError
-from trt_engine.verbs import parser_lint, reduce_model
+from trt_engine.verbs.lint import parser as parser_lint
+from trt_engine.verbs.lint import reduce_model
 from trt_engine.workers.process import ChildProcess, spawn_worker
 
 DIGITS = Path(__file__).parents[2] / "examples/digits/model.onnx"
@@ -452,19 +453,6 @@ def test_two_nodes_refused_together_are_left_and_the_file_is_whole(pair: Path, m
     assert report.reduced is not None and (report.reduced.nodes, report.reduced.original_nodes) == (2, 32)
     onnx.checker.check_model(onnx.load(out))
     assert sorted(item.name for item in pair.parent.iterdir()) == ["pair.onnx", "small.onnx"]
-
-
-def test_a_file_that_is_there_is_left_alone_unless_told(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    judged_by(monkeypatch)
-    out = pair.with_name("small.onnx")
-    out.write_bytes(b"mine")
-    with pytest.raises(UsageError, match="exists") as caught:
-        te.lint(pair, target="tensorrt-rtx", reduce=out)
-    assert "--overwrite" in str(caught.value.hint) and out.read_bytes() == b"mine"
-    with pytest.raises(UsageError, match="is the model itself"):
-        te.lint(pair, target="tensorrt-rtx", reduce=pair, overwrite=True)
-    te.lint(pair, target="tensorrt-rtx", reduce=out, overwrite=True)
-    assert len(onnx.load(out).graph.node) == 2
 
 
 @pytest.mark.parametrize(("at", "left"), [(3, False), (12, True)])

@@ -17,6 +17,7 @@ from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantTy
 import onnx_models as models
 import trt_engine as te
 from trt_engine.backend import resolve_quant_target
+from trt_engine.benchmark.speed_check import measure_alternating, median_interval, slowdown_text
 from trt_engine.cli import main
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import QuantizeConfig
@@ -27,12 +28,13 @@ from trt_engine.graph.quant_placement import QuantizedGraph
 from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.graph.walk import index_of
 from trt_engine.precision.quantize_model import quantize
-from trt_engine.verbs import build as build_module
-from trt_engine.verbs import build_precision
-from trt_engine.verbs import quantize as quantize_module
-from trt_engine.verbs.build import plan
-from trt_engine.verbs.build_precision import plan_placement
-from trt_engine.verbs.speed_check import measure_alternating, median_interval, slowdown_text
+from trt_engine.verbs.build import precision as build_precision
+from trt_engine.verbs.build import run as build_module
+from trt_engine.verbs.build.precision import plan_placement
+from trt_engine.verbs.build.run import plan
+from trt_engine.verbs.quantize import run as quantize_module
+
+pytestmark = pytest.mark.usefixtures("kept_engines")
 
 RESNET = Path(__file__).parents[2] / "examples" / "classifiers" / "resnet.onnx"
 
@@ -94,18 +96,6 @@ def test_build_quantises_for_the_library_that_runs_the_engine_and_says_so(
     assert asked_targets == ["onnxruntime-cpu"]
     assert build.retries[0] == "quantised to int8 for ONNX Runtime's CPU provider: 2 nodes, 1 left as they were"
     assert build.quant_target == "onnxruntime-cpu"
-
-
-def test_two_targets_never_share_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    net, given = rows(tmp_path / "net.onnx"), data(tmp_path)
-    keys = []
-    for target in ("onnxruntime-cpu", "onnxruntime-tensorrt"):
-        monkeypatch.setattr(build_precision, "resolve_quant_target", lambda config, target=target: target)
-        planned = plan(net, precision="int8", calib_data=given)
-        assert planned.target == target
-        keys.append(planned.key)
-
-    assert len(set(keys)) == 2
 
 
 def test_a_format_that_the_library_has_no_kernels_for_is_refused_before_calibration(tmp_path: Path) -> None:
@@ -184,17 +174,6 @@ def test_without_a_precision_the_same_graph_is_built_with_that_warning(
     assert "kernel" not in " ".join(warnings_of(caplog))
 
 
-def test_pairs_placed_for_the_cpu_build_for_it_without_a_warning(
-    for_the_cpu: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING, "trt_engine"):
-        engine = te.build(for_the_cpu, precision="int8")
-
-    assert warnings_of(caplog) == []
-    assert engine.passport.precision.compute_shares["int8"].macs == pytest.approx(1.0)
-    assert engine.passport.build.not_fused is None
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_layers_that_quantize_leaves_out_are_no_fault_of_the_graph(tmp_path: Path, seed: int) -> None:
     """Any part of a network, quantised for a library, is placed for it."""
@@ -235,13 +214,6 @@ def test_pairs_placed_for_the_cpu_are_refused_for_tensorrt(for_the_cpu: Path, ba
     assert "--target tensorrt " in (caught.value.hint or "")
 
 
-def test_int4_weights_build_for_the_cpu_without_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    path = tmp_path / "vit.int4.onnx"
-    quantize(RESNET.with_name("vit.onnx"), "int4", out=path, parity=False)
-    with caplog.at_level(logging.WARNING, "trt_engine"):
-        assert plan(path).warnings == ()
-
-
 # ------------------------------------------------------------------------------------------------ beside FP32
 
 
@@ -268,27 +240,6 @@ def test_a_quantised_engine_that_takes_longer_is_slower() -> None:
     assert slowdown_text("int8", check, "why") == (
         "int8 is 50 % slower than fp32 here (24.0 ms and 16.0 ms in 25 alternating runs): why"
     )
-
-
-def test_a_faster_one_and_one_that_scatters_are_not_called_slower() -> None:
-    clock, (quantised, plain) = clock_of([0.010, 0.016])
-    faster = measure_alternating(quantised, plain, baseline_name="fp32", shapes={}, clock=clock)
-    now = [0.0]
-    rng = np.random.default_rng(0)
-
-    def scattered() -> None:
-        now[0] += rng.lognormal(-4, 0.5)
-
-    unsure = measure_alternating(scattered, scattered, baseline_name="fp32", shapes={}, clock=lambda: now[0])
-
-    assert faster is not None and not faster.is_slower and faster.high < 1
-    assert unsure is not None and not unsure.is_slower
-
-
-def test_a_model_too_slow_for_seconds_is_not_judged() -> None:
-    clock, (quantised, plain) = clock_of([3.0, 2.0])
-
-    assert measure_alternating(quantised, plain, baseline_name="fp32", shapes={}, clock=clock) is None
 
 
 def test_the_interval_holds_the_median_of_95_in_100_samples() -> None:
@@ -324,6 +275,7 @@ def slow_int8(monkeypatch: pytest.MonkeyPatch) -> None:
         (2.0, True, "no longer matches the model", {"quantize": "search net.onnx"}),
     ],
 )
+@pytest.mark.usefixtures("empty_store")
 def test_what_is_no_faster_or_no_longer_the_model_is_not_what_comes_next(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -364,6 +316,7 @@ def test_what_is_no_faster_or_no_longer_the_model_is_not_what_comes_next(
         assert says in err if says else "than fp32" not in err and "no longer" not in err, err
 
 
+@pytest.mark.usefixtures("empty_store")
 def test_a_build_that_quantised_says_when_its_engine_is_slower_than_fp32(
     tmp_path: Path, slow_int8: None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -378,12 +331,7 @@ def test_a_build_that_quantised_says_when_its_engine_is_slower_than_fp32(
     assert again == engine.passport.speed is not None and "alternately" in again.protocol
 
 
-def test_without_parity_nothing_is_timed(tmp_path: Path, slow_int8: None) -> None:
-    engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path), parity=False)
-
-    assert engine.passport.speed is None
-
-
+@pytest.mark.usefixtures("empty_store")
 def test_a_large_model_is_not_built_twice_to_be_timed(
     tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -392,6 +340,7 @@ def test_a_large_model_is_not_built_twice_to_be_timed(
     assert te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path)).passport.speed is None
 
 
+@pytest.mark.usefixtures("empty_store")
 def test_an_fp32_engine_that_cannot_be_built_costs_the_timing_alone(
     tmp_path: Path, slow_int8: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -406,7 +355,3 @@ def test_an_fp32_engine_that_cannot_be_built_costs_the_timing_alone(
     engine = te.build(rows(tmp_path / "net.onnx"), precision="int8", calib_data=data(tmp_path))
 
     assert engine.passport.speed is None and engine.passport.parity is not None
-
-
-def test_a_model_quantised_before_is_not_timed_for_nothing_is_there_to_time_it_against(for_the_cpu: Path) -> None:
-    assert te.build(for_the_cpu, precision="int8").passport.speed is None

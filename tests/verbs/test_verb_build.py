@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import shlex
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,6 @@ from patience import HANG_S
 from trt_engine.atomic_io import file_digest
 from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
-from trt_engine.cli.build import command as build_verb
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.settings import settings
@@ -33,21 +31,21 @@ from trt_engine.errors import (
     EngineError,
     FeedError,
     ModelError,
-    ProfileError,
     SetupError,
     ShapeError,
-    TrtEngineError,
     UsageError,
 )
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision import cpu_qdq
 from trt_engine.store import Store
-from trt_engine.verbs import build as build_module
-from trt_engine.verbs import build_parity, build_request
-from trt_engine.verbs.bench import is_onnx_model
-from trt_engine.verbs.build import execute, plan
-from trt_engine.verbs.build_precision import prepare
-from trt_engine.verbs.quantize import quantize
+from trt_engine.verbs.bench.run import is_onnx_model
+from trt_engine.verbs.build import parity as build_parity
+from trt_engine.verbs.build import request as build_request
+from trt_engine.verbs.build import run as build_module
+from trt_engine.verbs.build.command import command as build_verb
+from trt_engine.verbs.build.precision import prepare
+from trt_engine.verbs.build.run import execute, plan
+from trt_engine.verbs.quantize.run import quantize
 
 
 @pytest.fixture(autouse=True)
@@ -128,11 +126,6 @@ def test_a_setting_the_backend_ignores_makes_no_other_engine(net: Path):
     assert {spec.ignored_settings for spec in list_backends().values() if spec.writes_log} == {("fuse",)}
 
 
-@pytest.mark.usefixtures("rounding")
-def test_a_setting_the_backend_uses_makes_another_engine(net: Path):
-    assert plan(net, backend="rounding", workspace_mib=1024).key != plan(net, backend="rounding").key
-
-
 def test_settings_that_mean_the_same_are_one_engine(net: Path):
     spelled = [
         {"batch": (1, 2, 4)}, {"batch": "1:2:4"}, {"profiles": "images:1x3x8x8,2x3x8x8,4x3x8x8"},
@@ -142,20 +135,6 @@ def test_settings_that_mean_the_same_are_one_engine(net: Path):
     assert len({plan(net, **settings).key for settings in spelled}) == 1
     options = [{"intra_op_threads": 1, "arena": False}, {"arena": "false", "intra-op-threads": "1"}]
     assert len({plan(net, options=given).key for given in options}) == 1
-
-
-def test_a_model_that_changed_is_another_engine(net: Path):
-    before = plan(net).key
-    models.conv_net(net, width=8)
-    assert plan(net).key != before
-
-
-def test_a_plan_writes_nothing(net: Path, tmp_path: Path):
-    before = sorted(tmp_path.rglob("*"))
-    assert plan(net, out=tmp_path / "new" / "net.engine.onnx").find_in_store() is None
-    assert sorted(tmp_path.rglob("*")) == before
-    te.build(net)
-    assert plan(net).find_in_store() is not None
 
 
 @pytest.mark.parametrize(
@@ -177,10 +156,6 @@ def test_the_command_in_the_passport_makes_the_same_engine(settings: dict[str, A
     assert '"cached": true' in result.output
 
 
-def test_what_the_caller_calls_its_command_stands_in_the_passport(net: Path):
-    assert te.build(net, command="trt-engine size net.onnx").passport.build.command == "trt-engine size net.onnx"
-
-
 # ------------------------------------------------------------------------------------------------ where it goes
 
 
@@ -198,49 +173,6 @@ def test_the_model_is_never_overwritten(net: Path, tmp_path: Path):
     with pytest.raises(UsageError, match="the model itself"):
         te.build(outside, out=tmp_path / "big.bin", overwrite=True)
     assert net.read_bytes() == raw
-
-
-def test_a_file_that_is_no_engine_is_overwritten_with_yes_alone(net: Path, tmp_path: Path):
-    mine = tmp_path / "thesis.onnx"
-    mine.write_text("years of work")
-    with pytest.raises(UsageError, match="not a trt-engine engine") as caught:
-        te.build(net, out=mine)
-    assert "--overwrite" in (caught.value.hint or "") and mine.read_text() == "years of work"
-    te.build(net, out=mine, overwrite=True).verify()
-    te.build(net, out=mine, batch=2).verify()  # an engine of ours needs no `yes`
-
-
-@pytest.mark.parametrize("where", ["file/net.engine.onnx", "file/deeper/net.engine.onnx"])
-def test_a_folder_that_cannot_be_made_is_found_before_anything_is_built(
-    where: str, net: Path, tmp_path: Path, store: Store
-):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SetupError):
-        te.build(net, out=tmp_path / where)
-    assert store.entries() == []
-
-
-def test_a_store_that_cannot_be_written_is_a_setup_error(net: Path, tmp_path: Path):
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(SetupError):
-        te.build(net, store=Store(tmp_path / "file" / "store"))
-
-
-def test_a_delivery_that_is_broken_off_leaves_no_half_engine(
-    net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    out = tmp_path / "out" / "net.engine.onnx"
-    real = Engine.seal.__func__  # type: ignore[attr-defined]
-
-    def interrupted(cls: type[Engine], payload: Path, passport: Any) -> Engine:
-        if payload == out:
-            raise KeyboardInterrupt
-        return real(cls, payload, passport)
-
-    monkeypatch.setattr(Engine, "seal", classmethod(interrupted))
-    with pytest.raises(KeyboardInterrupt):
-        te.build(net, out=out, options={"external_weights": True})
-    assert list(out.parent.iterdir()) == []
 
 
 def test_an_engine_is_not_built_from_an_engine(net: Path):
@@ -296,19 +228,6 @@ def test_an_edited_passport_is_an_error_of_the_engine(net: Path, tmp_path: Path,
     beside.write_text(beside.read_text().replace(was, now, 1))
     with pytest.raises(EngineError, match="passport"):
         te.load(engine.path)
-
-
-def test_somebody_elses_json_beside_a_model_is_no_passport(net: Path):
-    passport_path(net).write_text('{"sample_rate": 22050}')
-    assert is_onnx_model(net)
-    assert te.inspect(net).kind == "model"
-    te.build(net)
-
-
-def test_a_feed_without_rows_is_not_told_to_build_for_none(net: Path):
-    with te.load(te.build(net, batch=(1, 2, 4))) as engine, pytest.raises(ProfileError) as refused:
-        engine.infer({"images": np.zeros((0, 3, 8, 8), np.float32)})
-    assert "--profile" not in str(refused.value.hint) and "feed" in str(refused.value.hint)
 
 
 def test_a_model_of_an_opset_too_old_to_run_is_told_so(tmp_path: Path):
@@ -367,25 +286,6 @@ def test_wrong_arguments_are_found_before_anything_is_written(settings: dict, er
         te.build(net, **settings)
     assert caught.value.hint
     assert sorted(tmp_path.rglob("*")) == before
-
-
-def test_height_and_width_that_nobody_gave_are_asked_for(tmp_path: Path):
-    image = (models.FLOAT, ["batch", 3, "h", "w"])
-    path = models.save(tmp_path / "any.onnx", [models.node("Relu", "x", "y")], {"x": image}, {"y": image})
-    with pytest.raises(ShapeError) as caught:
-        te.build(path)
-    assert "--shapes x:1x3x640x640" in (caught.value.hint or "")
-    assert te.build(path, shapes={"x": (1, 3, 16, 24)}, batch=(1, 2, 2)).passport.parity is not None
-
-
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x08" + bytes(300), bytes(range(256)) * 8])
-def test_what_is_no_model_is_a_model_error(content: bytes, tmp_path: Path):
-    path = tmp_path / "net.onnx"
-    path.write_bytes(content)
-    with pytest.raises(ModelError):
-        te.build(path)
-    with pytest.raises(ModelError):
-        te.build(tmp_path / "missing.onnx")
 
 
 # ------------------------------------------------------------------------------------------------ proof
@@ -495,13 +395,6 @@ def test_an_engine_kept_without_proof_is_built_again_when_proof_is_asked_for(net
 
 
 @pytest.mark.usefixtures("rounding")
-def test_a_tolerance_somebody_chose_is_the_one_that_counts(net: Path):
-    assert te.build(net, backend="rounding", parity_rtol=0.5).passport.parity.tolerance == 0.5  # type: ignore[union-attr]
-    with pytest.raises(AccuracyError):  # the store's proof was laxer than this one
-        te.build(net, backend="rounding", parity_rtol=0.01)
-
-
-@pytest.mark.usefixtures("rounding")
 def test_an_engine_from_the_store_is_judged_by_the_limit_of_who_asks_now(net: Path, caplog: pytest.LogCaptureFixture):
     te.build(net, backend="rounding", parity_rtol=0.9)
     with caplog.at_level(logging.INFO, "trt_engine"), pytest.raises(AccuracyError, match=r"allowed is 0\.001"):
@@ -528,16 +421,6 @@ def test_the_passport_says_the_limit_of_the_build_that_wrote_it(net: Path, tmp_p
         assert there.cached and sealed == replace(first.passport.parity, tolerance=limit)
         assert plan(net, **given).find_in_store().passport.parity == sealed  # type: ignore[union-attr]
     assert Engine.open(first.path).passport.parity == first.passport.parity
-
-
-def test_rows_that_were_matched_within_a_wide_limit_say_nothing_of_a_narrow_one(net: Path):
-    engine = te.build(net, parity_rtol=0.5)
-    assert engine.passport.parity is not None
-    matched = {name: replace(error, rows_moved=2) for name, error in engine.passport.parity.outputs.items()}
-    by_rows = replace(engine.passport.parity, outputs=matched)
-    engine = Engine(engine.path, replace(engine.passport, parity=by_rows))
-    assert plan(net, parity_rtol=0.5).rejection_reason(engine) is None
-    assert "0.5 allowed, 0.001 is allowed now" in (plan(net).rejection_reason(engine) or "")
 
 
 def row_net(path: Path) -> Path:
@@ -606,12 +489,6 @@ def test_other_calibration_data_makes_another_engine_and_the_same_elsewhere_the_
     assert alone not in (first, key(str(folder)))
 
 
-def test_a_quantised_graph_has_no_use_for_calibration_data(tmp_path: Path):
-    quantised = models.int8_qdq(tmp_path / "q.onnx")
-    (said,) = plan(quantised, calib_data=row_data(tmp_path), precision="int8").warnings
-    assert "the graph is int8 already" in said
-
-
 def test_weights_that_overflow_on_this_processor_are_named_where_int8_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -648,19 +525,6 @@ def test_an_engine_whose_outputs_are_not_finite_is_refused_without_a_reference(t
     assert "--no-parity" in (caught.value.hint or "")
     built = te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"), parity=False)
     assert built.passport.parity is None
-
-
-def test_infinite_outputs_that_the_reference_has_too_are_right(tmp_path: Path):
-    row = (models.FLOAT, ["n", 3])
-    nodes = [models.node("Relu", "x", "a"), models.node("Log", "a", "y")]
-    path = models.save(tmp_path / "net.onnx", nodes, {"x": row}, {"y": row})
-    built = te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"))
-    assert built.passport.parity is not None and built.passport.parity.passed
-
-
-def test_every_backend_is_proved_the_same_way(net: Path):
-    engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4))
-    assert engine.passport.parity is not None and engine.passport.parity.passed
 
 
 # ------------------------------------------------------------------------------------------------ a silent builder
@@ -718,18 +582,6 @@ class Absent(OnnxRuntimeBuilder):
         outcome = super().build(model, config, places)
         places.payload.unlink()
         return outcome
-
-
-def test_every_refusal_is_one_of_our_errors(net: Path):
-    refusals: list[Callable[[], Any]] = [
-        lambda: te.build(net.parent),
-        lambda: te.build(net, options="arena"),
-        lambda: te.build(net, out=net.parent / ("x" * 300)),
-    ]
-    for refused in refusals:
-        with pytest.raises(TrtEngineError):
-            refused()
-    assert not passport_path(net).exists()
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "trtexec"])

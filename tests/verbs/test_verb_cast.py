@@ -11,7 +11,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from trt_engine.errors import MemoryExhausted, TrtEngineError
-from trt_engine.verbs import cast as verb
+from trt_engine.verbs.cast import run as verb
 
 
 def _scaled(path: Path, factor: float, shape: list[Any]) -> Path:

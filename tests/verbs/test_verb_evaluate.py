@@ -15,14 +15,14 @@ import pytest
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
-from trt_engine.errors import AccuracyError, EngineError, ShapeError, UsageError
+from trt_engine.errors import AccuracyError, ShapeError, UsageError
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
 pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO's figures")
 
 from PIL import Image
 
-from trt_engine.verbs.evaluate import evaluate
+from trt_engine.verbs.evaluate.run import evaluate
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
@@ -172,14 +172,6 @@ def test_an_engine_of_a_fixed_batch_gets_its_last_batch_filled_up(tmp_path: Path
     assert refused.value.hint == "`--batch 4`"
 
 
-def test_a_batch_outside_the_profile_is_refused_with_one_inside(tmp_path: Path) -> None:
-    engine = te.build(colour_net(tmp_path / "net.onnx"), batch=(2, 3, 4), out=tmp_path / "net.engine.onnx")
-    data = colours(tmp_path / "data")
-    with pytest.raises(ShapeError, match="takes 2 to 4"):
-        evaluate(engine, data, batch=8)
-    assert evaluate(engine, data, batch=4).metrics["top1"] == 1.0  # nine pictures: the last one is filled up to two
-
-
 def test_a_model_of_open_height_and_width_is_built_for_the_declared_size(tmp_path: Path) -> None:
     model = colour_net(tmp_path / "net.onnx", sides=("height", "width"))
     assert evaluate(model, colours(tmp_path / "data")).metrics["top1"] == 1.0
@@ -216,14 +208,6 @@ def test_a_gate_with_nothing_to_gate_by_fails_after_everything_is_written(tmp_pa
             out=tmp_path / "run",
         )
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["passed"] is None
-
-
-def test_an_equal_engine_passes_the_gate_and_differs_by_nothing(tmp_path: Path) -> None:
-    data, model = colours(tmp_path / "data"), colour_net(tmp_path / "net.onnx")
-    found = evaluate(model, data, baseline=te.build(model), max_drop=0.0)
-    assert found.passed is True
-    assert found.parity is not None and found.parity["scores"].max_abs == 0
-    assert found.metric_drop == {"top1": 0.0, "top5": 0.0}
 
 
 def test_a_baseline_of_another_batch_runs_the_same_pictures_in_pieces(tmp_path: Path) -> None:
@@ -288,31 +272,6 @@ def test_what_cannot_be_done_is_said_before_anything_runs(
     with pytest.raises(UsageError, match=says) as refused:
         evaluate(colour_net(tmp_path / "net.onnx"), values.pop("dataset"), **values)
     assert refused.value.hint
-
-
-def test_results_that_are_there_are_kept_unless_yes(tmp_path: Path) -> None:
-    model, data = colour_net(tmp_path / "net.onnx"), colours(tmp_path / "data")
-    (tmp_path / "metrics.json").write_text("mine")
-    with pytest.raises(UsageError, match="exists"):
-        evaluate(model, data, out=tmp_path)
-    assert (tmp_path / "metrics.json").read_text() == "mine"
-    evaluate(model, data, out=tmp_path, overwrite=True)
-    assert json.loads((tmp_path / "metrics.json").read_text())["metrics"]["top1"] == 1.0
-
-
-def test_no_readable_picture_at_all_is_an_error_with_the_reasons(tmp_path: Path) -> None:
-    (tmp_path / "data" / "red").mkdir(parents=True)
-    for number in range(5):
-        (tmp_path / "data" / "red" / f"{number}.jpg").write_text("x")
-    with pytest.raises(UsageError, match=r"none of the 5 images .* can be used \(`red/0.jpg`: unknown image format"):
-        evaluate(colour_net(tmp_path / "net.onnx"), tmp_path / "data")
-
-
-def test_a_changed_engine_is_not_evaluated(tmp_path: Path) -> None:
-    engine = te.build(colour_net(tmp_path / "net.onnx"), out=tmp_path / "net.engine.onnx")
-    engine.path.write_bytes(engine.path.read_bytes() + b"x")
-    with pytest.raises(EngineError):
-        evaluate(engine.path, colours(tmp_path / "data"))
 
 
 def test_folders_in_another_order_than_the_classes_are_suspected(tmp_path: Path) -> None:

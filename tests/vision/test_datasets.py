@@ -75,13 +75,6 @@ def test_batches_are_whole_and_in_order_and_the_digest_is_that_of_the_pictures(t
     assert read(tmp_path / "b")[0].digest != reader.digest
 
 
-def test_a_picture_that_is_missing_is_left_out_and_named(tmp_path: Path) -> None:
-    (coco(tmp_path) / "images" / "1.jpg").unlink()
-    reader, names = read(tmp_path)
-    assert names == [["0.jpg", "2.jpg"]]
-    assert [(item.name, item.reason) for item in reader.skipped] == [("1.jpg", "no such file")]
-
-
 def test_one_damaged_picture_among_many_is_left_out_and_batches_stay_whole(tmp_path: Path) -> None:
     for number in range(30):
         picture(tmp_path / "cat" / f"{number:02}.png")
@@ -91,23 +84,6 @@ def test_one_damaged_picture_among_many_is_left_out_and_batches_stay_whole(tmp_p
     assert [len(group) for group in names] == [10, 10, 9]
     assert [item.name for item in reader.skipped] == ["cat/07.png"]
     assert reader.images == 29
-
-
-def test_a_picture_of_another_size_than_annotated_is_left_out(tmp_path: Path) -> None:
-    coco(tmp_path)
-    picture(tmp_path / "images" / "2.jpg", size=(10, 12))
-    reader, names = read(tmp_path)
-    assert names == [["0.jpg", "1.jpg"]]
-    assert reader.skipped[0].reason == "it is 10x12 pixels, its annotation has 12x10"
-
-
-def test_an_annotation_without_its_picture_is_left_out_and_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    boxes = [{"image_id": n, "category_id": 1, "bbox": [0, 0, 2, 2]} for n in (1, 77, 78)]
-    found = open_dataset(coco(tmp_path, annotations=boxes))
-    assert len(found.ground_truth) == 1
-    assert "2 annotations name an image that is not listed" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -155,11 +131,6 @@ def test_folders_are_classes_in_the_order_of_their_names(tmp_path: Path) -> None
     ]
 
 
-def test_pictures_alone_are_a_dataset_without_labels(tmp_path: Path) -> None:
-    picture(tmp_path / "x.jpg")
-    assert not open_dataset(tmp_path).labelled
-
-
 def test_a_subset_by_seed_is_the_same_everywhere_and_keeps_the_order(tmp_path: Path) -> None:
     np.savez(tmp_path / "x.npz", images=np.zeros((50, 8, 8), np.uint8), labels=np.arange(50))
     found = open_dataset(tmp_path / "x.npz")
@@ -188,13 +159,6 @@ def test_arrays_of_numbers_are_the_input_itself_and_rows_with_nan_are_left_out(t
     (group,) = reader
     np.testing.assert_array_equal(group.pixels, images[[0, 2]].astype(np.float32))
     assert [(item.name, item.reason) for item in reader.skipped] == [("row 1", "it contains NaN or Inf")]
-
-
-def test_arrays_of_another_shape_are_left_out_with_both_shapes(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", images=np.zeros((2, 3, 9, 8), np.float32), labels=np.arange(2))
-    reader = DatasetReader(open_dataset(tmp_path / "x.npz"), SMALL, 4)
-    assert list(reader) == []
-    assert reader.skipped[0].reason == "it is 3x9x8, the network takes 3x8x8"
 
 
 @pytest.mark.parametrize(

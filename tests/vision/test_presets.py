@@ -49,12 +49,6 @@ def test_imagenet_is_torchvisions_resize_256_crop_224_and_normalisation(
     np.testing.assert_allclose(pixels, (scaled - mean) / std, atol=1e-6)
 
 
-@pytest.mark.parametrize(("side", "shorter"), [(224, 256), (299, 342), (384, 439), (32, 37)])
-def test_imagenet_keeps_224_of_256_at_the_models_own_size(side: int, shorter: int) -> None:
-    _, place = Preprocessor(resolve_preprocess("imagenet", taking(1, 3, side, side)), "float32")(picture(600, 500))
-    assert place.scale_y * 500 == pytest.approx(shorter)
-
-
 @pytest.mark.parametrize(
     ("width", "height", "unpadded", "corner"),
     [

@@ -57,13 +57,6 @@ def test_declaring_again_replaces_the_declaration_and_keeps_other_metadata(tmp_p
     assert [item.key for item in onnx.load(model).metadata_props] == ["author", METADATA_KEY]
 
 
-def test_weights_beside_the_model_go_where_the_declared_model_goes(tmp_path: Path) -> None:
-    model = conv_net(tmp_path / "net.onnx", location="net.bin")
-    out = declare(model, VISION, tmp_path / "elsewhere" / "net.onnx")
-    assert (out.parent / "net.bin").read_bytes() == (tmp_path / "net.bin").read_bytes()
-    onnx.checker.check_model(str(out))
-
-
 def test_the_passport_carries_what_the_model_declares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     plain = te.build(conv_net(tmp_path / "plain.onnx"), out=tmp_path / "plain.engine.onnx")
@@ -192,14 +185,3 @@ def test_a_wrong_declaration_file_is_refused_with_the_place(tmp_path: Path, chan
         vision_from_file(path)
     assert says in refused.value.message
     assert refused.value.hint
-
-
-def test_a_missing_declaration_file_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="no such file"):
-        vision_from_file(tmp_path / "none.json")
-
-
-def test_one_channel_needs_no_three_values() -> None:
-    grey = Preprocess((8, 8), channels="L")
-    assert (grey.mean, grey.std, grey.pad_value) == ((0.0,), (1.0,), (114,))
-    assert grey.shape == (1, 8, 8)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trt_engine.benchmark.closed_loop import QueryBurst, gc_paused, prepare_query
-from trt_engine.benchmark.statistics import Restart
+from trt_engine.benchmark.speed_difference import Restart
 from trt_engine.engine import Engine
 from trt_engine.errors import SetupError
 from trt_engine.protocols import Session

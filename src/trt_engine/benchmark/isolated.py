@@ -104,10 +104,11 @@ def measure_isolated(
         except KeyboardInterrupt:
             grace_s = _SHUTDOWN_S
             child.interrupt()
+            last = None
             with contextlib.suppress(KeyboardInterrupt, TimeoutError):  # a second Ctrl-C, or no result: end it now
                 last = _wait_for_result(child, _ANSWER_S, None)
-                if isinstance(last, ResultMessage) and last.record.queries:
-                    raise _interrupted(f"interrupted after {last.record.queries} queries", last.record) from None
+            if isinstance(last, ResultMessage) and last.record.queries:
+                raise _interrupted(f"interrupted after {last.record.queries} queries", last.record) from None
             raise _interrupted(_NOTHING_MEASURED) from None
         except TimeoutError:
             raise EngineError(

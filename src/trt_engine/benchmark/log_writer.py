@@ -12,7 +12,7 @@ from decimal import Decimal
 
 from trt_engine.device import parse_device
 from trt_engine.records.bench import BenchRecord
-from trt_engine.records.summary import percentile, summarize
+from trt_engine.records.percentiles import percentile, summarize
 from trt_engine.tensors import format_shape
 
 

@@ -8,7 +8,7 @@ from trt_engine.benchmark.query_trace import QueryTrace
 from trt_engine.config.bench import BenchConfig
 from trt_engine.device.info import Clocks, cpu
 from trt_engine.records.bench import Protocol
-from trt_engine.records.summary import percentile
+from trt_engine.records.percentiles import percentile
 from trt_engine.tensors import Signature
 
 

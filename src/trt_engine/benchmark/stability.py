@@ -19,7 +19,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from trt_engine.records.bench import BenchRecord, Protocol
-from trt_engine.records.summary import summarize
+from trt_engine.records.percentiles import summarize
 
 CV_LIMIT_PCT = 2.5
 """trtexec 10.13.2 and later (1.0 before): samples/common/sampleReporting.cpp."""

@@ -13,13 +13,21 @@ from typing import Any
 
 import click
 
-from trt_engine.cli.output import OutputOptions, print_error, reset_output_state, result_stream, stdout_error
-from trt_engine.cli.verb_command import HELP_OPTIONS
-from trt_engine.cli.verbs_table import PROG, VERBS, help_text
-from trt_engine.errors import Interrupted, MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine import errors
+from trt_engine.cli.verbs_table import VERBS, command_module, help_text
+from trt_engine.command_line import COMPLETE, PROG
+from trt_engine.command_line.output import OutputOptions, print_error, reset_output_state, result_stream, stdout_error
+from trt_engine.command_line.verb_command import HELP_OPTIONS
+from trt_engine.errors import (
+    Explained,
+    Interrupted,
+    MemoryExhausted,
+    ModelError,
+    SetupError,
+    TrtEngineError,
+    UsageError,
+)
 
-COMPLETE = "_TRT_ENGINE_COMPLETE"
-"""Environment variable set by the shell's completion function."""
 BROKEN_PIPE = 141
 """Exit code after SIGPIPE: 128 + 13."""
 
@@ -33,7 +41,7 @@ class VerbGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        module = importlib.import_module(f"trt_engine.cli.{VERBS[cmd_name][0]}")
+        module = importlib.import_module(command_module(cmd_name))
         command: click.Command = module.command
         return command
 
@@ -52,7 +60,7 @@ class VerbGroup(click.Group):
         """Complete verbs from the table, without importing them."""
         from click.shell_completion import CompletionItem
 
-        verbs = [CompletionItem(name, help=line) for name, (_, line) in VERBS.items() if name.startswith(incomplete)]
+        verbs = [CompletionItem(name, help=line) for name, line in VERBS.items() if name.startswith(incomplete)]
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
 
@@ -106,6 +114,14 @@ def cli() -> None:
 
 def run_verb(args: Sequence[str]) -> int:
     """Run one command line and return the exit code."""
+    before, errors.in_shell = errors.in_shell, True
+    try:
+        return _run_verb(args)
+    finally:
+        errors.in_shell = before
+
+
+def _run_verb(args: Sequence[str]) -> int:
     output_options = OutputOptions.from_args(args)
     command = shlex.join([PROG, *args])
     reset_output_state()
@@ -116,7 +132,7 @@ def run_verb(args: Sequence[str]) -> int:
     except BrokenPipeError:
         return _end_broken_pipe()
     except BaseException as error:
-        converted = _as_trt_engine_error(error, args)
+        converted = _explain(error, args)
         try:
             print_error(converted, output_options, error, command=command)
             _flush()
@@ -154,9 +170,9 @@ _NoArguments: type[click.UsageError] = getattr(
 )
 
 
-def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngineError:
-    """Convert any exception to a `TrtEngineError`."""
-    if isinstance(error, TrtEngineError):
+def _explain(error: BaseException, args: Sequence[str]) -> Explained:
+    """Any exception as one with a message, a hint and an exit code."""
+    if isinstance(error, Explained):
         return error
     interrupted = Interrupted("interrupted", hint="finished work is kept; run the same command again")
     if isinstance(error, KeyboardInterrupt | click.Abort):
@@ -179,7 +195,7 @@ def _as_trt_engine_error(error: BaseException, args: Sequence[str]) -> TrtEngine
         return ModelError(
             f"the name `{replace_surrogates(error.object)[:200]}` is not UTF-8", hint="rename the file or folder"
         )
-    signals = sys.modules.get("trt_engine.cli.signals")
+    signals = sys.modules.get("trt_engine.command_line.signals")
     if signals is not None and signals.was_interrupted():
         return interrupted  # an import of compiled code replaces KeyboardInterrupt by an error of its own
     # unexpected: one sentence, with the traceback under -vv

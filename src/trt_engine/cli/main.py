@@ -35,7 +35,7 @@ def main() -> NoReturn:
         code = _start()
     except KeyboardInterrupt:  # before the verb's module was imported
         sys.stderr.write("error: interrupted\n")
-    if (signals := sys.modules.get("trt_engine.cli.signals")) is not None:
+    if (signals := sys.modules.get("trt_engine.command_line.signals")) is not None:
         signals.end_process(code)
     sys.exit(code)
 
@@ -48,11 +48,11 @@ def _start() -> int:
 
         return complete(instruction)
     if sys.argv[1:] not in (["--help"], ["-h"]):
-        from trt_engine.cli.signals import install_handlers
+        from trt_engine.command_line.signals import install_handlers
 
         install_handlers()
-        from trt_engine.cli.output import claim_process
-        from trt_engine.cli.stderr_log import escape_warnings
+        from trt_engine.command_line.output import claim_process
+        from trt_engine.command_line.stderr_log import escape_warnings
 
         claim_process()
         escape_warnings()

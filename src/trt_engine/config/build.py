@@ -157,14 +157,7 @@ class BuildConfig(Config):
                         hint="a profile has min, opt and max: leave `--shapes` out for this input",
                     )
                 signature.input(name)
-            rest = profile_for(
-                Signature(tuple(spec for spec in signature.inputs if spec.name not in profile.ranges), ()),
-                shapes=self.shapes,
-                flag="--shapes",
-            )
-            complete.append(
-                Profile({spec.name: (profile.ranges | rest.ranges)[spec.name] for spec in signature.inputs})
-            )
+            complete.append(profile_for(signature, shapes=self.shapes, ranges=profile.ranges, flag="--shapes"))
         return tuple(complete)
 
 

@@ -53,6 +53,10 @@ class InferConfig(Config):
             raise UsageError(f"`--min-score` is {self.min_score}, expected 0 to 1", hint="`--min-score 0.25`")
 
     image: Path | None = opt(None, "an image, preprocessed as declared", parse=Path, metavar="FILE")
+    video: Any = opt(
+        None, "a clip or an RTSP address, frame by frame", metavar="FILE|URL", accepts="Path | str | None"
+    )  # fmt: skip
+    max_frames: int | None = opt(None, "with --video: end after N frames", ge=1)
     batch: int | None = opt(None, "with --random: rows [default: the profile's optimum]", ge=1)
     shapes: dict[str, Shape] = opt(
         {}, "with --random: shapes, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC"
@@ -63,15 +67,15 @@ class InferConfig(Config):
         accepts="Sequence[str]",
     )  # fmt: skip
     repeat: int = opt(1, "run N times; the outputs are those of the first", ge=1)
-    draw: Path | None = opt(None, "with --image: write it with boxes", parse=Path, metavar="FILE")
-    min_score: float | None = opt(None, "with --image: minimum score [default: 0.25]", ge=0)
-    top: int | None = opt(None, "with --image: print the N best classes [default: 5]", ge=1)
+    draw: Path | None = opt(None, "with --image, --video: write it with boxes", parse=Path, metavar="FILE")
+    min_score: float | None = opt(None, "with --image, --video: minimum score [default: 0.25]", ge=0)
+    top: int | None = opt(None, "with --image, --video: the N best classes [default: 5, 1]", ge=1)
     preprocess: Any = opt(
-        None, "with --image: instead of the declared one", metavar=PREPROCESS_METAVAR, group="Input",
+        None, "with --image, --video: instead of the declared one", metavar=PREPROCESS_METAVAR, group="Input",
         accepts="VisionSource | None",
     )  # fmt: skip
     out: Path | None = opt(
-        None, ".npz (outputs by name) or .npy (one output) to write; with --image .json as well", flags="-o --out",
-        parse=Path, group="Output",
+        None, ".npz (outputs by name) or .npy (one output) to write; with --image .json as well; with --video .mp4, .mkv or "
+        ".mov (drawn), or .jsonl (a line for each frame)", flags="-o --out", parse=Path, group="Output",
     )  # fmt: skip
     overwrite: bool = opt(False, "overwrite existing files", group="Output")

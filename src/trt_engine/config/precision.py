@@ -15,7 +15,7 @@ from trt_engine.tensors import Shape, suggest
 
 QUANTIZED_PRECISIONS = ("int8", "fp8", "int4", "nvfp4", "mxfp8")
 PRECISIONS = ("fp32", "tf32", "fp16", "bf16", *QUANTIZED_PRECISIONS)
-PREPROCESS_PRESETS = ("imagenet", "yolo")
+PREPROCESS_PRESETS = ("imagenet", "yolo", "rtdetr")
 """Pre-processing by name, wherever `--preprocess` takes a file; `yolo:640` names the size as well."""
 PREPROCESS_METAVAR = "|".join(("FILE", *PREPROCESS_PRESETS))
 
@@ -184,10 +184,7 @@ class CalibrateConfig(Config):
     preprocessing: Any = opt("", "what a `cache` knows a function of `preprocess` by: any JSON value", flags="")
     batch: int = opt(1, "rows per run", flags="")
     max_samples: int | None = opt(None, "maximum of samples [default: all]", flags="")
-    cache: Path | None = opt(
-        None, "the file of the result, and beside it the state of an interrupted call", flags="", parse=Path
-    )
-    every: int = opt(16, "batches between two writes of that state", flags="")
+    cache: Path | None = opt(None, "the file of the result", flags="", parse=Path)
     memory_mib: int = opt(512, "memory for tensors at a time", flags="")
 
 

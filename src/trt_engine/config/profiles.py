@@ -188,27 +188,38 @@ def profile_for(
     *,
     batch: tuple[int, int, int] | None = None,
     shapes: Mapping[str, Shape] | None = None,
+    ranges: Mapping[str, ShapeRange] | None = None,
     flag: str = "--shapes",
 ) -> Profile:
-    """The profile of a signature whose batch moves through `batch` and whose other dynamic sizes are `shapes`.
+    """The profile of a signature whose batch moves through `batch` and whose other dynamic sizes are `shapes`; `ranges` are
+    those of some inputs. A dimension with the symbol of a given one moves with it.
 
     `ShapeError` with the option to add when a dynamic size other than the batch is not given.
     """
-    shapes = dict(shapes or {})
+    shapes, known = dict(shapes or {}), dict(ranges or {})
     for name in shapes:
         signature.input(name)
+    following = [
+        signature.following_sizes(
+            shapes | {name: span.shapes[end] for name, span in known.items()}, batch=batch is None
+        )
+        for end in range(3)
+    ]
     if batch is not None:
         _check_batch(signature, batch)
-    ranges = {}
+    complete = {}
     for spec in signature.inputs:
-        given = shapes.get(spec.name)
+        if spec.name in known:
+            complete[spec.name] = known[spec.name]
+            continue
+        given, follows = shapes.get(spec.name), [sizes.get(spec.name, {}) for sizes in following]
         if given is not None:
             check_known_shape(spec, given, flag)
         low: list[int] = []
         best: list[int] = []
         high: list[int] = []
         batch_axes = signature.batch_axes(spec)
-        missing = [position for position in spec.dynamic if position not in batch_axes and given is None]
+        missing = [axis for axis in spec.dynamic if axis not in batch_axes and axis not in follows[0] and given is None]
         if missing:
             raise ShapeError(
                 f"input `{spec.name}` is {spec.format_symbolic()}: "
@@ -218,6 +229,8 @@ def profile_for(
         for position, size in enumerate(spec.shape):
             if size >= 0:
                 span = (size, size, size)
+            elif position in follows[0]:
+                span = (follows[0][position], follows[1][position], follows[2][position])
             elif position in batch_axes and batch is not None:
                 span = batch
             elif given is not None:
@@ -226,8 +239,8 @@ def profile_for(
                 span = (1, 1, 1)
             for sizes, value in zip((low, best, high), span, strict=True):
                 sizes.append(value)
-        ranges[spec.name] = ShapeRange(tuple(low), tuple(best), tuple(high))
-    return Profile(ranges)
+        complete[spec.name] = ShapeRange(tuple(low), tuple(best), tuple(high))
+    return Profile(complete)
 
 
 def _check_batch(signature: Signature, batch: tuple[int, int, int]) -> None:
@@ -277,5 +290,9 @@ def shapes_hint(signature: Signature, given: Mapping[str, Shape], *, batch: int 
         if symbol is not None
     }
     shapes = {spec.name: given.get(spec.name) or spec.suggested_shape(batch, known) for spec in inputs}
-    text = ",".join(f"{quote_name(name)}:{format_shape(shape)}" for name, shape in shapes.items())
-    return f"add `{flag} {text}` with the sizes this model expects"
+    return f"add `{flag} {format_shapes(shapes)}` with the sizes this model expects"
+
+
+def format_shapes(shapes: Mapping[str, Shape]) -> str:
+    """Shapes as `--shapes` takes them."""
+    return ",".join(f"{quote_name(name)}:{format_shape(shape)}" for name, shape in shapes.items())

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections import Counter
 from collections.abc import Mapping
 from copy import deepcopy
@@ -20,19 +19,12 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from trt_engine.conversion import rewrite
-from trt_engine.conversion.simplify import (
-    check_same_signature,
-    ir_version_for,
-    reject_optimised,
-    report_fields,
-    restore_io,
-)
-from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
+from trt_engine.conversion.rewritten_model import RewrittenModel
+from trt_engine.equivalence.pair import NotEquivalent
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.format import shorten_middle
-from trt_engine.graph import constants, external_data, symbolic_shapes, walk
-from trt_engine.graph.edit_graph import inline_functions, make_names_unique, retain_items
-from trt_engine.graph.load import check_operators, open_model, read_graph
+from trt_engine.graph import constants, symbolic_shapes, walk
+from trt_engine.graph.edit_graph import inline_functions, retain_items
 from trt_engine.graph.operators import onnxruntime_version_gap
 from trt_engine.graph.opset import (
     MIN_OPSET,
@@ -67,73 +59,32 @@ def change_opset(
     Raises `ModelError` naming an operator that cannot be converted and what changed, `AccuracyError` if results differ.
     A model that ONNX Runtime cannot run is converted unverified, with a note.
     """
-    started = time.monotonic()
-    model = open_model(source)
-    reject_optimised(model, "converted to another opset")
     _check_opset(opset)
-    target = external_data.check_target(Path(out), model)
-    before = model.proto
-    check_operators(model.graph, model.path)
+    file = RewrittenModel.open(source, out, inputs, tolerance, "converted to another opset")
+    model, before = file.model, file.before
     have = model.opsets.get("", 1)
-    notes: list[str] = []
-    prover = _open_checker(model, inputs, tolerance, notes)
-    done, inlined = _converted_model(before, have, opset, model, notes)
-    proof: EquivalenceResult | None = None
-
-    def prove(draft: Path) -> None:
-        nonlocal proof
-        try:
-            check_same_signature(draft, model, before)
-            check_operators(read_graph(draft), draft)
-            proof = prover.check(draft) if prover is not None else None
-        except NotEquivalent as error:
-            raise AccuracyError(
-                f"`{model.path}` is not the same at opset {opset}: {error}", hint="export the model at that opset"
-            ) from error
-
-    written = external_data.save_model(done, target, model, external=bool(model.external), check=prove)
+    work = file.flat_copy()
+    file.detach(work, large_weights(work))
+    done = _convert(work, have, opset, model, file.notes)
+    try:
+        file.complete(done)
+    except NotEquivalent as error:
+        raise ModelError(f"the converter dropped something: {error}", hint="export the model at that opset") from error
+    try:
+        file.write(done)
+    except NotEquivalent as error:
+        raise AccuracyError(
+            f"`{model.path}` is not the same at opset {opset}: {error}", hint="export the model at that opset"
+        ) from error
     return OpsetReport(
-        **report_fields(model, target, written, proof, prover.tolerance if prover is not None else tolerance),
+        **file.report_fields(),
         opset=(have, opset),
         ir_version=(before.ir_version, done.ir_version),
         nodes_before=sum(1 for _ in walk.nodes(before)),
         nodes_after=sum(1 for _ in walk.nodes(done)),
         operators_changed=_changed_operators(before, have, opset),
-        functions_inlined=inlined,
-        notes=tuple(notes),
-        seconds=time.monotonic() - started,
+        functions_inlined=len(before.functions),
     )
-
-
-def _open_checker(
-    model: Model, inputs: Mapping[str, Any] | None, tolerance: float, notes: list[str]
-) -> EquivalenceChecker | None:
-    """The comparison with the model as it was; None, with a note, if it cannot run."""
-    try:
-        return EquivalenceChecker(model, inputs, tolerance)
-    except CannotRun as error:
-        notes.append(f"not compared: {error}")
-        log.warning("%s", notes[-1])
-        return None
-
-
-def _converted_model(
-    before: ModelProto, have: int, opset: int, model: Model, notes: list[str]
-) -> tuple[ModelProto, int]:
-    """The complete model at the other opset, and how many local functions were inlined."""
-    work, inlined = inline_functions(deepcopy(before)), len(before.functions)
-    constants.drop_initializer_inputs(work)
-    hidden = external_data.detach_weights(work, large_weights(work))
-    done = _convert(work, have, opset, model, notes)
-    external_data.attach_weights(done, hidden)
-    try:
-        restore_io(done, before, set())
-    except NotEquivalent as error:
-        raise ModelError(f"the converter dropped something: {error}", hint="export the model at that opset") from error
-    make_names_unique(done)
-    done.ir_version = ir_version_for(done)
-    symbolic_shapes.write_inferred_shapes(done)
-    return done, inlined
 
 
 def _check_opset(opset: int) -> None:

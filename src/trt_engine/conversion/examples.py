@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from trt_engine.conversion.axes import Axes
 from trt_engine.conversion.exported import Array
 from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.feeds import numpy_dtype
-from trt_engine.tensors import DTYPES, Shape, dtype, format_shape
+from trt_engine.tensors import DTYPES, Shape, dtype, format_shape, suggest
 
 _HINT = "write it as `--input images:2x3x640x640`, `--input ids:2x128:int64@0..30521`, or name an .npy or .npz file"
 _KIND = re.compile(r"([a-z]\w*)(?:@(-?\d+(?:\.\d+)?)\.\.(-?\d+(?:\.\d+)?))?")
@@ -47,10 +47,17 @@ def split_fixed(given: Any) -> tuple[Any, dict[str, Any]]:
     """What is given without `NAME=VALUE`, and these: arguments that are numbers, flags or None, not tensors."""
     if isinstance(given, Mapping) or given is None:
         return given, {}
-    items = [given] if isinstance(given, str | Path) else list(given)
+    items = _items(given)
     matches = [_FIXED.fullmatch(item) if isinstance(item, str) else None for item in items]
     fixed = {found[1]: _fixed_value(found[0], found[2]) for found in matches if found is not None}
     return [item for item, found in zip(items, matches, strict=True) if found is None] or None, fixed
+
+
+def _items(given: Any) -> list[Any]:
+    """What is given as a list: one array, one shape, one text or path is one item."""
+    one = isinstance(given, str | Path | Example) or hasattr(given, "dtype")
+    shape = isinstance(given, tuple | list) and bool(given) and all(isinstance(size, int) for size in given)
+    return [given] if one or shape else list(given)
 
 
 def _fixed_value(text: str, value: str) -> int | float | bool | None:
@@ -72,9 +79,11 @@ def parse_inputs(given: Any) -> list[Example]:
     if isinstance(given, Mapping):
         return [_example_from_value(str(name), value) for name, value in given.items()]
     found: list[Example] = []
-    for item in [given] if isinstance(given, str | Path) else given:
+    for item in _items(given):
         if isinstance(item, Example):
             found.append(item)
+        elif isinstance(item, tuple | list) or hasattr(item, "dtype"):
+            found.append(_example_from_value(None, item))
         elif isinstance(item, Path) or (isinstance(item, str) and Path(item).suffix.lower() in (".npy", ".npz")):
             found += _example_from_file(Path(item))
         else:
@@ -86,15 +95,14 @@ def parse_inputs(given: Any) -> list[Example]:
     return found
 
 
-def _example_from_value(name: str, value: Any) -> Example:
+def _example_from_value(name: str | None, value: Any) -> Example:
     if isinstance(value, str):
         return _example_from_text(f"{name}:{value}")[0]
     if isinstance(value, Example):
         return replace(value, name=name)
     if isinstance(value, tuple | list) and all(isinstance(size, int) for size in value):
         return Example(name, tuple(value))
-    array = np.asarray(value)
-    return _example_from_array(name, array)
+    return _example_from_array(name, np.asarray(value.detach().cpu() if hasattr(value, "detach") else value))
 
 
 def _example_from_array(name: str | None, array: Array) -> Example:
@@ -148,6 +156,44 @@ def _check_range(kind: str, low: float | None, high: float | None, part: str) ->
     for end in (low, high):
         if end is not None and numbers.kind in "iu" and not np.iinfo(numbers).min <= end <= np.iinfo(numbers).max:
             raise UsageError(f"{end:g} in `{part}` is not a valid {kind}", hint=_HINT)
+
+
+def match_examples(names: Sequence[str], given: Sequence[Example], owner: str) -> dict[str, Example]:
+    """The examples by input name, those without one by position; `UsageError` for one that the `owner` does not have."""
+    if len(given) > len(names):
+        raise UsageError(
+            f"{len(given)} inputs are given, and {owner} has {len(names)}: {', '.join(names)}", hint="one for each"
+        )
+    found = {}
+    for at, item in enumerate(given):
+        name = names[at] if item.name is None else item.name
+        if name not in names:
+            raise UsageError(f"{owner} has no input `{name}`", hint=suggest(name, names))
+        found[name] = item
+    return found
+
+
+def fit_example(item: Example, name: str, kind: str, shape: Shape | None, stated: str, owner: str) -> Example:
+    """The example as an input of dtype `kind`, which it gets where only its shape is given.
+
+    `shape` has -1 for open sizes, and is None for an unknown rank; `stated` is how it is shown. Raises `UsageError` for
+    another shape, `FeedError` for another dtype.
+    """
+    if shape is not None and (
+        len(item.shape) != len(shape)
+        or any(mine >= 0 and mine != size for mine, size in zip(shape, item.shape, strict=True))
+    ):
+        usual = format_shape(tuple(2 if size < 0 else size for size in shape))
+        raise UsageError(
+            f"the example of `{name}` is {format_shape(item.shape)}, and {owner} takes {stated}",
+            hint=f"`--input {name}:{usual}`",
+        )
+    if item.dtype != kind and (item.array is not None or item.dtype != "float32"):
+        raise FeedError(
+            f"the example of `{name}` is {item.dtype}, and {owner} takes {kind}",
+            hint=f"leave the type to {owner}" if item.array is None else f"save it as {kind}: `.astype(numpy.{kind})`",
+        )
+    return replace(item, name=name, dtype=kind)
 
 
 def with_batch_2(examples: Mapping[str, Example], axes: Axes) -> tuple[dict[str, Example], list[str]]:

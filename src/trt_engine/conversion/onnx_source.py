@@ -11,14 +11,14 @@ import onnxruntime as ort
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.conversion.axes import Axis
-from trt_engine.conversion.examples import Example, array_of
+from trt_engine.conversion.examples import Example, array_of, fit_example, match_examples
 from trt_engine.conversion.exported import Array, Exported, Reference
 from trt_engine.equivalence.random_inputs import runnable_signature
-from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
+from trt_engine.errors import ModelError, TrtEngineError
 from trt_engine.graph.load import check_onnxruntime, check_operators, open_model
 from trt_engine.model import Model
 from trt_engine.runtime.feeds import numpy_dtype
-from trt_engine.tensors import Shape, Signature, format_shape, suggest
+from trt_engine.tensors import Shape, Signature
 
 
 def wrap_onnx_model(path: Path, given: Sequence[Example]) -> tuple[Exported, str | None]:
@@ -45,9 +45,34 @@ def wrap_onnx_model(path: Path, given: Sequence[Example]) -> tuple[Exported, str
     made = Exported(path, _cannot_run, "onnx", example, symbols, limits=limits, feeds=feeds)
     try:
         check_onnxruntime(model)
-        return replace(made, reference=_reference(model)), None
+        made = replace(made, reference=_reference(model))
     except TrtEngineError as error:
         return made, error.message
+    unnamed = [spec.name for spec in model.signature.inputs if 0 in spec.dynamic and spec.symbols[0] is None]
+    if len(unnamed) > 1 and _move_together(made, unnamed):
+        shared = f"{unnamed[0]}_0"
+        for name in unnamed:
+            symbols[name][0] = shared
+        limits = {symbol: Axis(symbol) for positions in symbols.values() for symbol in positions.values()}
+        made = replace(made, limits=limits)
+    return made, None
+
+
+def _move_together(exported: Exported, names: Sequence[str]) -> bool:
+    """Whether the first axes of these inputs, which have no name, are one size: the model runs where all of them have it,
+    and not where one has another."""
+    assert exported.feeds is not None
+    shapes = {name: array.shape for name, array in exported.example.items()}
+    shapes |= {name: (2, *shapes[name][1:]) for name in names}
+    try:
+        exported.reference(exported.feeds(shapes, 0))
+    except ModelError:
+        return False
+    try:
+        exported.reference(exported.feeds(shapes | {names[0]: (3, *shapes[names[0]][1:])}, 0))
+    except ModelError:
+        return True
+    return False
 
 
 def _switches(model: Model, examples: Mapping[str, Example]) -> dict[str, list[Example]]:
@@ -75,40 +100,16 @@ def _cannot_run(feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _examples(signature: Signature, given: Sequence[Example]) -> dict[str, Example] | str:
-    names = [spec.name for spec in signature.inputs]
-    by_name = {}
-    for at, item in enumerate(given):
-        name = item.name or (names[at] if at < len(names) else None)
-        if name not in names:
-            raise UsageError(f"no input `{name}`", hint=suggest(str(name), names))
-        by_name[name] = item
+    by_name = match_examples([spec.name for spec in signature.inputs], given, "the model")
     found = {}
     for spec in signature.inputs:
-        if spec.name not in by_name:
-            opened = [at for at in spec.dynamic if at > 0]
-            if opened:
-                return f"the sizes of `{spec.name}` ({spec.format_symbolic()}) are open; name them with `--input`"
-            found[spec.name] = Example(spec.name, tuple(2 if size < 0 else size for size in spec.shape), spec.dtype)
+        stated = spec.format_symbolic()
+        if spec.name in by_name:
+            found[spec.name] = fit_example(by_name[spec.name], spec.name, spec.dtype, spec.shape, stated, "the model")
+        elif any(at > 0 for at in spec.dynamic):
+            return f"the sizes of `{spec.name}` ({stated}) are open; name them with `--input`"
         else:
-            item = by_name[spec.name]
-            if len(item.shape) != len(spec.shape) or any(
-                mine >= 0 and mine != size for mine, size in zip(spec.shape, item.shape, strict=True)
-            ):
-                raise UsageError(
-                    f"the example of `{spec.name}` is {format_shape(item.shape)}, and the model takes "
-                    f"{spec.format_symbolic()}",
-                    hint=f"`--input {spec.name}:{format_shape(tuple(2 if size < 0 else size for size in spec.shape))}`",
-                )
-            if item.dtype != spec.dtype and (item.array is not None or item.dtype != "float32"):
-                raise FeedError(
-                    f"the example of `{spec.name}` is {item.dtype}, and the model takes {spec.dtype}",
-                    hint="leave the type to the model"
-                    if item.array is None
-                    else f"save it as {spec.dtype}: `.astype(numpy.{spec.dtype})`",
-                )
-            found[spec.name] = replace(
-                item, name=spec.name, dtype=spec.dtype
-            )  # only the shape is given: use the model's dtype
+            found[spec.name] = Example(spec.name, tuple(2 if size < 0 else size for size in spec.shape), spec.dtype)
     return found
 
 

@@ -10,29 +10,27 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from copy import deepcopy
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from onnx import ModelProto, TensorProto, ValueInfoProto, helper
+from onnx import ModelProto, TensorProto, helper
 
 from trt_engine.atomic_io import staging_folder
 from trt_engine.conversion import rewrite
+from trt_engine.conversion.rewritten_model import RewrittenModel
 from trt_engine.environment import distribution_version
-from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
-from trt_engine.errors import ModelError, TrtEngineError
+from trt_engine.equivalence.pair import EquivalenceChecker, NotEquivalent
+from trt_engine.errors import TrtEngineError
 from trt_engine.format import library_reason
-from trt_engine.graph import constants, external_data, symbolic_shapes, walk
+from trt_engine.graph import constants, external_data, walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
-from trt_engine.graph.edit_graph import inline_functions, make_names_unique
-from trt_engine.graph.load import check_operators, open_model, read_graph, read_proto
-from trt_engine.graph.module_paths import carry_module_paths
+from trt_engine.graph.edit_graph import make_names_unique
+from trt_engine.graph.load import read_proto
 from trt_engine.graph.shape_inference import trace
-from trt_engine.model import Model
 from trt_engine.records.convert import SimplifyReport
 
 log = logging.getLogger(__name__)
@@ -40,8 +38,6 @@ log = logging.getLogger(__name__)
 _WORKER = Path(__file__).with_name("onnxslim_worker.py")
 _MIN_DETACHED_NBYTES = 1 << 16
 """Bytes from which a weight is detached, in a model whose weights exceed one message."""
-_COMMON_IR_VERSION = 10
-"""IR version readable by every supported ONNX Runtime and TensorRT's parser."""
 
 
 def simplify(
@@ -59,124 +55,69 @@ def simplify(
     graphs). A model that cannot be simplified, run, or verified is written unchanged: `by` is None, and `notes` give
     the reason.
     """
-    started = time.monotonic()
-    model = open_model(source)
-    reject_optimised(model, "simplified")
-    target = external_data.check_target(Path(out), model)
-    proto = read_proto(model.path)
-    check_operators(model.graph, model.path)
-    job = _Simplification(model, proto, target, timeout_s, [])
-    try:
-        prover = EquivalenceChecker(model, inputs, tolerance)
-    except CannotRun as error:
-        return job.leave_unchanged(str(error), tolerance, started)
-    job.prepare(prover)
-    for candidate in job.candidates():
-        try:
-            return job.publish(candidate, prover, started)
-        except NotEquivalent as error:
-            job.warn(f"the result of {candidate.by} was discarded: {error}")
-    return job.leave_unchanged("", prover.tolerance, started)
+    job = _Simplification(RewrittenModel.open(source, out, inputs, tolerance, "simplified"), timeout_s)
+    if (checker := job.file.checker) is not None:
+        job.prepare(checker)
+        for by, graph in job.candidates():
+            try:
+                return job.publish(by, graph)
+            except NotEquivalent as error:
+                job.file.warn(f"the result of {by} was discarded: {error}")
+    job.file.copy_unchanged()
+    return job.report(None, job.file.before)
 
 
-def reject_optimised(model: Model, done: str) -> None:
-    """`ModelError` for a graph that ONNX Runtime optimised for one machine."""
-    if model.optimised:
-        raise ModelError(
-            f"`{model.path}` was optimised by ONNX Runtime for one machine ({model.optimised}) and cannot be {done}",
-            hint="give the model it was made from",
-        )
+_By = Literal["onnxslim", "trt-engine"]
 
 
-def check_same_signature(draft: Path, model: Model, before: ModelProto) -> None:
-    """`NotEquivalent` unless inputs and outputs keep names, types, sizes and symbols.
-
-    If `before` does not declare an output's rank, only name and type are compared.
-    """
-    made = open_model(draft).signature
-    stated = {item.name for item in before.graph.output if item.type.tensor_type.HasField("shape")}
-    if made.inputs != model.signature.inputs:
-        raise NotEquivalent(
-            f"its inputs are {', '.join(map(str, made.inputs))}, and were {', '.join(map(str, model.signature.inputs))}"
-        )
-    for now, then in zip(made.outputs, model.signature.outputs, strict=False):
-        if (now.name, now.dtype) != (then.name, then.dtype) or (then.name in stated and now != then):
-            raise NotEquivalent(f"its output `{then}` is `{now}` now")
-    if len(made.outputs) != len(model.signature.outputs):
-        raise NotEquivalent(f"it has {len(made.outputs)} outputs, and had {len(model.signature.outputs)}")
-
-
-@dataclass(slots=True)
-class _Candidate:
-    """A simplified graph, not yet verified."""
-
-    by: Literal["onnxslim", "trt-engine"]
-    proto: ModelProto
-
-
-@dataclass(slots=True)
 class _Simplification:
     """State of one simplification."""
 
-    model: Model
-    proto: ModelProto
-    target: Path
-    timeout_s: float
-    notes: list[str]
-    counts: rewrite.RewriteCounts | None = None
-    inlined: int = 0
-    detached: dict[str, TensorProto] | None = None
-    work: ModelProto | None = None
-    internal_tensors: tuple[str, ...] = ()
-    random: bool = False
-
-    def warn(self, note: str) -> None:
-        self.notes.append(note)
-        log.warning("%s", note)
+    def __init__(self, file: RewrittenModel, timeout_s: float) -> None:
+        self.file, self.timeout_s = file, timeout_s
+        self.counts = rewrite.RewriteCounts()
+        self.work = ModelProto()
+        self.internal_tensors: tuple[str, ...] = ()
+        self.random = False
 
     # -------------------------------------------------------------------------------------------- the graph
 
-    def prepare(self, prover: EquivalenceChecker) -> None:
+    def prepare(self, checker: EquivalenceChecker) -> None:
         """Run the built-in pass, with quantised and excess weights detached."""
-        folder = self.model.path.parent
-        work = ModelProto()
-        work.CopyFrom(self.proto)
-        work, self.inlined = inline_functions(work), len(work.functions)
-        constants.drop_initializer_inputs(work)
+        folder = self.file.model.path.parent
+        work = self.file.flat_copy()
         constants.constants_as_initializers(work)
         make_names_unique(work)
         shared = rewrite.share_equal_weights(work, folder)
-        self.detached = external_data.detach_weights(work, constants.quantised_weights(work) | _excess_weights(work))
+        self.file.detach(work, constants.quantised_weights(work) | _excess_weights(work))
         if sum(external_data.nbytes_of(item) for item in walk.tensors(work)) <= external_data.MAX_INLINE_NBYTES:
             external_data.load_external(work, folder)
-        self.random, self.internal_tensors = prover.random, tuple(prover.internal_tensors)
+        self.random, self.internal_tensors = checker.random, tuple(checker.internal_tensors)
         self.counts = rewrite.rewrite(work, folder, keep=self.internal_tensors)
         self.counts.weights_shared += shared
-        self.notes.extend(dict.fromkeys(self.counts.notes))
+        self.file.notes.extend(dict.fromkeys(self.counts.notes))
         self.work = work
 
-    def candidates(self) -> list[_Candidate]:
+    def candidates(self) -> list[tuple[_By, ModelProto]]:
         """Simplified graphs to try, smallest first."""
-        assert self.work is not None
-        found = []
+        found: list[tuple[_By, ModelProto]] = [("trt-engine", self.work)]
         if (slimmed := self.onnxslim_candidate(self.work)) is not None:
-            found.append(_Candidate("onnxslim", slimmed))
-        found.append(_Candidate("trt-engine", self.work))
-        # if equally small, prefer the one that changed no number
-        return sorted(found, key=lambda item: (sum(1 for _ in walk.nodes(item.proto)), item.by == "onnxslim"))
+            found.append(("onnxslim", slimmed))
+        # if equally small, the one that changed no number stays first
+        return sorted(found, key=lambda item: sum(1 for _ in walk.nodes(item[1])))
 
     def onnxslim_candidate(self, work: ModelProto) -> ModelProto | None:
         """onnxslim's result; None if onnxslim is missing, not applicable, or fails."""
         if find_spec("onnxslim") is None:
-            self.notes.append(
+            self.file.notes.append(
                 "onnxslim is not installed (`pip install 'trt-engine[simplify]'`): the built-in pass runs alone"
             )
             return None
         if self.random:
-            self.notes.append("onnxslim was skipped: it would make random numbers constant")
+            self.file.notes.append("onnxslim was skipped: it would make random numbers constant")
             return None
         if any(item.data_location == TensorProto.EXTERNAL for item in walk.tensors(work)):
-            self.notes.append("onnxslim was skipped: weights inside If, Loop or Scan are too many for one file")
+            self.file.notes.append("onnxslim was skipped: weights inside If, Loop or Scan are too many for one file")
             return None
         given = ModelProto()
         given.CopyFrom(work)
@@ -187,16 +128,16 @@ class _Simplification:
             if name in facts and name not in {item.name for item in given.graph.output}
         )
         skipped = "subexpression_elimination" if _count_qdq(work) else ""
-        with staging_folder(self.target) as folder:
+        with staging_folder(self.file.target) as folder:
             before, after = folder / "before.onnx", folder / "after.onnx"
             before.write_bytes(given.SerializeToString())
             if (said := self.run_onnxslim(before, after, skipped)) is not None:
-                self.warn(said)
+                self.file.warn(said)
                 return None
             try:
                 return read_proto(after)
             except TrtEngineError as error:
-                self.warn(f"the output of onnxslim cannot be read: {error.message}")
+                self.file.warn(f"the output of onnxslim cannot be read: {error.message}")
                 return None
 
     def run_onnxslim(self, before: Path, after: Path, skipped: str) -> str | None:
@@ -222,62 +163,21 @@ class _Simplification:
 
     # -------------------------------------------------------------------------------------------- the file
 
-    def restore_model(self, made: ModelProto) -> ModelProto:
-        """The candidate as a complete model: weights attached; inputs, outputs and metadata restored."""
-        proto = ModelProto()
-        proto.CopyFrom(made)
-        external_data.attach_weights(proto, self.detached or {})
-        restore_io(proto, self.proto, set(self.internal_tensors))
-        make_names_unique(proto)
-        proto.ir_version = ir_version_for(proto)
-        return proto
-
-    def publish(self, candidate: _Candidate, prover: EquivalenceChecker, started: float) -> SimplifyReport:
+    def publish(self, by: _By, graph: ModelProto) -> SimplifyReport:
         """Verify and publish a candidate; returns its report. `NotEquivalent` if it differs."""
-        proto = self.restore_model(candidate.proto)
-        symbolic_shapes.write_inferred_shapes(proto)
-        self.check_quantisation(proto)
-        proofs: list[EquivalenceResult] = []
-
-        def prove(draft: Path) -> None:
-            try:
-                check_same_signature(draft, self.model, self.proto)
-                check_operators(read_graph(draft), draft)
-            except TrtEngineError as error:
-                raise NotEquivalent(error.message) from error
-            proofs.append(prover.check(draft))
-
-        written = external_data.save_model(
-            proto, self.target, self.model, external=bool(self.model.external), check=prove
-        )
-        return self.report(candidate.by, proto, written, proofs[0], proofs[0].tolerance, started)
-
-    def check_quantisation(self, proto: ModelProto) -> None:
-        assert self.work is not None
+        proto = deepcopy(graph)
+        self.file.complete(proto, self.internal_tensors)
         wanted, found = _count_qdq(self.work), _count_qdq(proto)
         if wanted != found:
             raise NotEquivalent(f"it has {found} Q/DQ nodes, and there are {wanted} that something reads")
+        self.file.write(proto)
+        return self.report(by, proto)
 
-    def leave_unchanged(self, why: str, tolerance: float, started: float) -> SimplifyReport:
-        """Report of an unchanged model, which is copied to `out`."""
-        if why:
-            self.warn(why)
-        written = external_data.copy_model(self.model, self.target)
-        return self.report(None, self.proto, written, None, tolerance, started)
-
-    def report(
-        self,
-        by: Literal["onnxslim", "trt-engine"] | None,
-        after: ModelProto,
-        written: tuple[int, Path | None],
-        proof: EquivalenceResult | None,
-        tolerance: float,
-        started: float,
-    ) -> SimplifyReport:
-        counts = self.counts if by is not None and self.counts is not None else rewrite.RewriteCounts()
-        one, two = _count_operators(self.proto), _count_operators(after)
+    def report(self, by: _By | None, after: ModelProto) -> SimplifyReport:
+        counts = self.counts if by is not None else rewrite.RewriteCounts()
+        one, two = _count_operators(self.file.before), _count_operators(after)
         return SimplifyReport(
-            **report_fields(self.model, self.target, written, proof, tolerance),
+            **self.file.report_fields(),
             simplifier=by,
             nodes_before=one.total(),
             nodes_after=two.total(),
@@ -286,60 +186,8 @@ class _Simplification:
             constants_folded=counts.folded,
             nodes_deduplicated=counts.shared,
             weights_deduplicated=counts.weights_shared,
-            functions_inlined=self.inlined if by is not None else 0,
-            notes=tuple(self.notes),
-            seconds=time.monotonic() - started,
+            functions_inlined=len(self.file.before.functions) if by is not None else 0,
         )
-
-
-def report_fields(
-    model: Model, target: Path, written: tuple[int, Path | None], proof: EquivalenceResult | None, tolerance: float
-) -> dict[str, Any]:
-    """Fields of every report of a rewritten model: its files, written as bytes and side file, and the comparison."""
-    nbytes, weights = written
-    return {
-        "model": str(model.path),
-        "out": str(target),
-        "nbytes_before": model.nbytes,
-        "nbytes_after": nbytes,
-        "max_rel": proof.max_error if proof is not None else None,
-        "tolerance": tolerance,
-        "shapes": proof.shapes if proof is not None else (),
-        "unchecked": proof.unchecked if proof is not None else (),
-        "artifacts": {"model": str(target)} | ({"weights": str(weights)} if weights is not None else {}),
-    }
-
-
-def restore_io(proto: ModelProto, before: ModelProto, unwanted: set[str]) -> None:
-    """Restore inputs, outputs, modules and metadata of the model before, in place; `unwanted` outputs were added
-    temporarily.
-
-    An output without a declared rank keeps its inferred shape.
-    """
-    stored = {item.name for item in before.graph.initializer}
-    stated = {item.name: item for item in proto.graph.output if item.name not in unwanted}
-    wanted = [item.name for item in before.graph.output]
-    if set(stated) != set(wanted):
-        raise NotEquivalent(f"its outputs are {', '.join(stated)}, and were {', '.join(wanted)}")
-    outputs = [
-        item if item.type.HasField("tensor_type") and item.type.tensor_type.HasField("shape") else stated[item.name]
-        for item in before.graph.output
-    ]
-    outputs = [ValueInfoProto.FromString(item.SerializeToString()) for item in outputs]
-    del proto.graph.output[:], proto.graph.input[:], proto.metadata_props[:]
-    proto.graph.output.extend(outputs)
-    proto.graph.input.extend(item for item in before.graph.input if item.name not in stored)
-    proto.metadata_props.extend(before.metadata_props)
-    proto.graph.name, proto.doc_string = before.graph.name, before.doc_string
-    proto.producer_name, proto.producer_version = before.producer_name, before.producer_version
-    proto.domain, proto.model_version = before.domain, before.model_version
-    carry_module_paths(proto, before)
-
-
-def ir_version_for(proto: ModelProto) -> int:
-    """IR version required by the model's opsets, at most the one every reader supports."""
-    needed = int(helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
-    return max(needed, min(int(proto.ir_version), _COMMON_IR_VERSION), 4)
 
 
 def _excess_weights(proto: ModelProto) -> set[str]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
-from trt_engine.atomic_io import open_regular, os_errors, read_bounded
-from trt_engine.conversion.torch.archive_check import code_in_archive, code_in_pickles, open_checked_archive
+from trt_engine.atomic_io import as_path, open_regular, os_errors, read_bounded
+from trt_engine.conversion.torch.archive_check import code_in_archive, open_checked_archive
+from trt_engine.conversion.torch.pickle_check import code_in_pickles
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.plan_header import NATIVE_PACKAGE, NATIVE_PACKAGE_HINT, detect_plan, has_native_code
@@ -36,16 +38,42 @@ class Source:
     """The name on a hub, or the dotted name of a Python module."""
     factory: str | None = None
     """Callable of a Python module."""
+    value: Any = None
+    """A module or a program of PyTorch that is in memory."""
     code: tuple[str, ...] = ()
     """Executable content beyond data and operators; requires `trust_source`."""
 
 
-def detect_source(text: str | Path, *, trust_source: bool = False) -> Source:
-    """The source that `text` names; `ModelError` or `UsageError` otherwise.
+IN_TORCH = ("torch-module", "torchscript", "exported-program")
+
+
+def model_kind(value: object) -> Kind | None:
+    """The kind of a model in memory: ONNX, Keras or PyTorch; None for none. Imports no library: one that is not imported
+    has made no object."""
+    known: tuple[tuple[Kind, str, str], ...] = (
+        ("onnx", "onnx", "ModelProto"),
+        ("torchscript", "torch.jit", "ScriptModule"),
+        ("exported-program", "torch.export", "ExportedProgram"),
+        ("torch-module", "torch.nn", "Module"),
+        ("keras", "keras", "Model"),
+    )
+    for kind, module, name in known:
+        made = getattr(sys.modules.get(module), name, None)
+        if isinstance(made, type) and isinstance(value, made):
+            return kind
+    return None
+
+
+def detect_source(text: Any, *, trust_source: bool = False) -> Source:
+    """The source that `text` names, or that it is; `ModelError` or `UsageError` otherwise.
 
     Files are detected by content, never by suffix, without executing or unpickling anything. A file that would run its
     own code when opened is rejected unless `trust_source` is set.
     """
+    kind = model_kind(text)
+    if kind in IN_TORCH:
+        name = type(text).__name__ if kind == "torch-module" else kind
+        return Source(name, kind, "it is in memory", name=name.replace("-", "_"), value=text)
     source = _source(text)
     if source.code and not trust_source:
         _reject_code(source)
@@ -53,7 +81,7 @@ def detect_source(text: str | Path, *, trust_source: bool = False) -> Source:
 
 
 def _source(text: str | Path) -> Source:
-    given = str(text)
+    given = text if isinstance(text, str) else str(as_path(text, "`source`"))
     if not given.strip() or "\0" in given:
         raise UsageError(
             f"{given!r} names no source", hint="a model's file or folder, `file.py:factory`, or a name on a hub"
@@ -291,54 +319,17 @@ def _reject_code(source: Source) -> None:
 
 def _protobuf(given: str, path: Path, file: BinaryIO) -> Source:
     """ONNX, a SavedModel or a frozen graph, by field numbers; see the three .proto files."""
-    met = _fields(file, path.stat().st_size)
-    if met is not None:
-        if (7, 2) in met and met <= _ONNX_FIELDS:
-            return Source(given, "onnx", "it is a protobuf with ONNX's graph", path)
-        if met == {(1, 0), (2, 2)}:
-            return Source(given, "saved-model", "it is the protobuf of a SavedModel", path.parent)
-        if (1, 2) in met and met <= {(1, 2), (2, 2), (3, 0), (4, 2), (5, 2)}:
-            return Source(given, "frozen-graph", "it is a protobuf with TensorFlow's nodes", path)
-    from trt_engine.graph.load import open_model  # its error identifies the format
+    from trt_engine.graph.load import open_model, protobuf_fields
 
-    open_model(path)
+    met = protobuf_fields(file, path.stat().st_size) or set()
+    if (7, 2) in met and met <= _ONNX_FIELDS:
+        return Source(given, "onnx", "it is a protobuf with ONNX's graph", path)
+    if met == {(1, 0), (2, 2)}:
+        return Source(given, "saved-model", "it is the protobuf of a SavedModel", path.parent)
+    if (1, 2) in met and met <= {(1, 2), (2, 2), (3, 0), (4, 2), (5, 2)}:
+        return Source(given, "frozen-graph", "it is a protobuf with TensorFlow's nodes", path)
+    open_model(path)  # its error identifies the format
     return Source(given, "onnx", "it is a protobuf with ONNX's graph", path)
 
 
 _ONNX_FIELDS = {(1, 0), (2, 2), (3, 2), (4, 2), (5, 0), (6, 2), (7, 2), (8, 2), (14, 2), (20, 2), (25, 2), (26, 2)}
-
-
-def _fields(file: BinaryIO, size: int) -> set[tuple[int, int]] | None:
-    """Numbers and wire types of the top-level fields; None if it is not a protobuf."""
-    met: set[tuple[int, int]] = set()
-    while file.tell() < size:
-        key = _varint(file)
-        if key is None or not key >> 3 or len(met) > 32:
-            return None
-        wire = key & 7
-        met.add((key >> 3, wire))
-        if wire == 0:
-            if _varint(file) is None:
-                return None
-        elif wire in (1, 5):
-            file.seek(8 if wire == 1 else 4, 1)
-        elif wire == 2:
-            length = _varint(file)
-            if length is None or file.tell() + length > size:
-                return None
-            file.seek(length, 1)
-        else:
-            return None
-    return met
-
-
-def _varint(file: BinaryIO) -> int | None:
-    value = 0
-    for shift in range(0, 70, 7):
-        byte = file.read(1)
-        if not byte:
-            return None
-        value |= (byte[0] & 0x7F) << shift
-        if byte[0] < 0x80:
-            return value
-    return None

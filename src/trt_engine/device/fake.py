@@ -251,7 +251,7 @@ class FakeStream(RecordingStream[_StreamWork]):
         buffers: Sequence[FakeBuffer] = (),
         stale_reason: Callable[[], str | None] | None = None,
     ) -> None:
-        """Enqueue `step`. `stale` returns why a graph may no longer replay it, or None."""
+        """Enqueue `step`. `stale_reason` returns why a graph may no longer replay it, or None."""
         self._append(_StreamWork(step, tuple(buffers), stale_reason))
 
     def enqueue_cleanup(self, step: Callable[[], None]) -> None:

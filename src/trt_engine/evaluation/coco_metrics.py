@@ -28,7 +28,8 @@ METRICS = ("AP", "AP50", "AP75", "APs", "APm", "APl", "AR1", "AR10", "AR100", "A
 """COCO's metric names, in its order; -1 is a metric without objects in the dataset."""
 
 Result = dict[str, Any]
-"""One detection in COCO's results format: image_id, category_id, bbox (x, y, width, height), score."""
+"""One detection in COCO's results format: image_id, category_id, bbox (x, y, width, height), score, and of networks with
+them segmentation and keypoints."""
 
 
 def category_ids(classes: Sequence[str], categories: Sequence[Category]) -> dict[int, int]:
@@ -81,14 +82,22 @@ def _truncate(items: Sequence[Any]) -> str:
 
 
 def coco_results(found: Detections, image_id: int, categories: Mapping[int, int]) -> list[Result]:
-    """Detections of one image in COCO's results format, without unmatched classes."""
+    """Detections of one image in COCO's results format, without unmatched classes; masks and keypoints where found."""
     rows = []
-    for (x0, y0, x1, y1), score, label in zip(
-        found.boxes_xyxy.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True
+    for index, ((x0, y0, x1, y1), score, label) in enumerate(
+        zip(found.boxes_xyxy.tolist(), found.scores.tolist(), found.classes.tolist(), strict=True)
     ):
-        if label in categories:
-            box = [x0, y0, x1 - x0, y1 - y0]
-            rows.append({"image_id": image_id, "category_id": categories[label], "bbox": box, "score": score})
+        if label not in categories:
+            continue
+        box = [x0, y0, x1 - x0, y1 - y0]
+        row: Result = {"image_id": image_id, "category_id": categories[label], "bbox": box, "score": score}
+        if found.masks is not None:
+            mask = found.masks[index]
+            row["segmentation"] = {"size": list(mask.size), "counts": mask.counts}
+        if found.keypoints is not None:
+            scored = [[*point, 1.0][:3] for point in found.keypoints[index].tolist()]
+            row["keypoints"] = [value for point in scored for value in point]
+        rows.append(row)
     return rows
 
 
@@ -112,10 +121,9 @@ def coco_metrics(
         "images": [{"id": number} for number in image_ids],
         "categories": [{"id": item.id, "name": item.name} for item in categories],
     }
-    expected, rows = (
-        COCO(described | {"annotations": annotations}),
-        [dict(row) for row in results if row["image_id"] in wanted],
-    )
+    boxes = ("image_id", "category_id", "bbox", "score")
+    expected = COCO(described | {"annotations": annotations})
+    rows = [{name: row[name] for name in boxes} for row in results if row["image_id"] in wanted]
     # `loadRes` of releases before 1.8 fails for a detector that finds nothing
     found = expected.loadRes(rows) if rows else COCO(described | {"annotations": []})
     evaluation = COCOeval_faster(expected, found, "bbox", print_function=log.debug)

@@ -17,10 +17,10 @@ from trt_engine.errors import ShapeError, UsageError
 from trt_engine.progress import progress_counter
 from trt_engine.records.evaluate import Evaluation
 from trt_engine.records.parity import OutputError
-from trt_engine.records.summary import summarize
+from trt_engine.records.percentiles import summarize
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.vision.datasets import Dataset, DatasetReader, ImageBatch, SkippedImage
-from trt_engine.vision.decode import decode_detections, probabilities
+from trt_engine.vision.decode import decode_outputs, probabilities
 from trt_engine.vision.preprocess import Preprocessor
 from trt_engine.vision.spec import Vision
 
@@ -81,7 +81,7 @@ def evaluate_runner(
         if baseline is not None:
             weights.append(len(group))
             # rows sorted by score may swap between two engines
-            ranked = list(outputs[1]) if vision.postprocess.decode == "yolov10" else []
+            ranked = list(outputs[1]) if vision.postprocess.decode in ("yolov10", "nms") else []
             for name, error in compare_outputs(outputs[0], outputs[1], ranked, TOLERANCES["quantized"]).items():
                 worst.setdefault(name, []).append(error)
         image_ids += [item.image_id for item in group.items]
@@ -167,6 +167,7 @@ class _EngineScore:
         self._dataset = dataset
         self._declared = vision.postprocess
         self._input = vision.input_spec(runner.signature)
+        self._vision = vision
         self._output = vision.output_spec(runner.signature).name
         self._low, high = batch_range(runner, vision)
         self._batch = min(max(batch, self._low), high)  # a baseline with another batch runs a group in pieces
@@ -188,7 +189,7 @@ class _EngineScore:
         outputs = pieces[0]
         if len(pieces) > 1:
             outputs = {name: np.concatenate([np.atleast_1d(piece[name]) for piece in pieces]) for name in outputs}
-        self._score(outputs[self._output], group)
+        self._score(outputs, group)
         return outputs
 
     def _run(self, pixels: Array) -> dict[str, Any]:
@@ -210,11 +211,11 @@ class _EngineScore:
             for name, value in answer.outputs.items()
         }
 
-    def _score(self, output: Array, group: ImageBatch) -> None:
+    def _score(self, outputs: dict[str, Any], group: ImageBatch) -> None:
         if self._declared.task == "classify":
-            self._classify(probabilities(output, self._declared), group)
+            self._classify(probabilities(outputs[self._output], self._declared), group)
             return
-        found = decode_detections(output, self._declared, group.placements)
+        found = decode_outputs(outputs, self._vision, group.placements)
         self._not_finite += sum(item.not_finite for item in found)
         if self._dataset.kind != "coco":
             self._predictions += sum(map(len, found))

@@ -16,9 +16,15 @@ from trt_engine.graph.shape_eval import CONSTANT_DTYPES
 RANDOM_OPS = frozenset("RandomNormal RandomNormalLike RandomUniform RandomUniformLike Multinomial Bernoulli".split())
 
 
+def initializer_names(proto: ModelProto) -> set[str]:
+    """Names of the main graph's stored tensors, sparse ones included."""
+    graph = proto.graph
+    return {item.name for item in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
+
+
 def drop_initializer_inputs(proto: ModelProto) -> None:
     """Remove initializers from the graph inputs, where IR version 3 lists them."""
-    stored = {item.name for item in proto.graph.initializer}
+    stored = initializer_names(proto)
     retain_items(proto.graph.input, lambda item: item.name not in stored)
     proto.ir_version = max(proto.ir_version, 4)
 

@@ -14,15 +14,15 @@ from onnx import ModelProto, NodeProto, numpy_helper
 
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import replace_items
-from trt_engine.graph.shape_eval import fold_node
+from trt_engine.graph.shape_eval import MOVING, fold_node
 from trt_engine.graph.shape_inference import TensorInfo, trace
 from trt_engine.tensors import Shape
 
 Array = npt.NDArray[Any]
 _ROUNDS = 8
 """Traces at most: each finds what follows from parts of shapes that the one before found."""
-_MOVING = frozenset(("Gather", "Slice", "Concat", "Cast", "Squeeze", "Unsqueeze", "Identity", "Reshape"))
-"""Operators that move sizes without reading them: a size that is not known stays at its place."""
+_MOVED = MOVING | {"Cast"}
+"""A size that is not known stays at its place."""
 _TYPES = ("int64", "int32", "bool", "float32", "float64")
 
 
@@ -84,7 +84,7 @@ def _moved_sizes(node: NodeProto, facts: Mapping[str, TensorInfo], parts: Mappin
         shape = given[0].shape if given[0] is not None else None
         return None if shape is None else np.array(shape[attributes.get("start", 0) : attributes.get("end")], np.int64)
     movable: Sequence[str] = node.input if node.op_type == "Concat" else node.input[:1]
-    if node.op_type not in _MOVING or not any(name in parts for name in movable):
+    if node.op_type not in _MOVED or not any(name in parts for name in movable):
         return None
     known = [
         TensorInfo(shape=parts[name].shape, value=parts[name]) if name in parts and name in movable else fact

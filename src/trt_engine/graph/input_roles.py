@@ -5,7 +5,7 @@ ONNX Runtime rejects most invalid values; some end the process (an STFT with fra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 
 from onnx import NodeProto, TensorProto
 
@@ -52,6 +52,9 @@ _SLOTS: dict[str, dict[int, Role]] = {
     "Upsample": {1: "one"},
 }
 """Role of an input by standard operator and position."""
+_INDEXED = frozenset("Gather GatherElements GatherND ScatterElements ScatterND Scatter".split())
+"""Operators whose second input counts along their first: where that is computed (the nodes of a graph network), it may have
+one element, and 0 alone is valid. A table of constants (an embedding) has many."""
 _CRASHING = frozenset({"STFT"})
 """Operators that can end the process: ONNX Runtime 1.31 divides by an STFT's frame length of 0."""
 _DIVISIONS = ("Div", "Mod")
@@ -74,7 +77,12 @@ def input_roles(graph: GraphIndex) -> dict[str, Role]:
     flows = {value.name: {value.name: flow} for value in main.input if (flow := _initial_flow(value)) is not None}
     found: dict[str, Role] = {}
     if flows:
-        _propagate(main.node, flows, found)
+        tables = {item.name for item in main.initializer}
+        for node in main.node:
+            if tables.issuperset(filter(None, node.input)) and not any(True for _ in walk.bodies(node)):
+                tables.update(node.output)
+        tables |= {value.name for value in main.input if all(d.dim_value > 1 for d in value.type.tensor_type.shape.dim)}
+        _propagate(main.node, flows, found, tables)
     if any(node.op_type in _CRASHING and not walk.domain_of(node) for node, *_ in graph.nodes):
         found = {value.name: found.get(value.name, "data") for value in main.input}
     return found
@@ -88,18 +96,22 @@ def _initial_flow(value: object) -> _Flow | None:
     return (True, False) if tensor.HasField("shape") and len(tensor.shape.dim) <= 1 else None
 
 
-def _propagate(nodes: Iterable[NodeProto], flows: dict[str, dict[str, _Flow]], found: dict[str, Role]) -> None:
+def _propagate(
+    nodes: Iterable[NodeProto], flows: dict[str, dict[str, _Flow]], found: dict[str, Role], tables: Container[str]
+) -> None:
     for node in nodes:
+        is_indexed = node.op_type in _INDEXED and not node.domain and node.input[0] not in tables
         for at, name in enumerate(node.input):
             for source, flow in flows.get(name, {}).items():
-                if (role := _role(node, at, flow)) is not None and found.get(source, "data") == "data":
+                role = "first" if is_indexed and at == 1 and flow[1] else _role(node, at, flow)
+                if role is not None and found.get(source, "data") == "data":
                     found[source] = role
         for _, body in walk.bodies(node) if node.attribute else ():
             skipped = 2 if node.op_type == "Loop" else 0
             for name, inner in zip(node.input[skipped:], body.input[skipped:], strict=False):
                 if name in flows:
                     flows[inner.name] = {source: (False, flow[1]) for source, flow in flows[name].items()}
-            _propagate(body.node, flows, found)
+            _propagate(body.node, flows, found, tables)
         passed = dict(_forwarded_inputs(node, flows))
         if passed:
             flows.update({name: passed for name in node.output if name})

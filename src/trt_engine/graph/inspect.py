@@ -17,6 +17,7 @@ from trt_engine.graph.dtype_breakdown import (
     is_quantize,
     shares_by_dtype,
 )
+from trt_engine.graph.fusion import FusedModel, fuse_model
 from trt_engine.graph.lint import apply_rules
 from trt_engine.graph.lint_rules.dtype_rules import fp32_islands
 from trt_engine.graph.lint_rules.model_view import analyse, sort_findings
@@ -51,6 +52,8 @@ def inspect_model(source: OpenedModel | Model | Path | str, shapes: Mapping[str,
         view = analyse(model, opened.trace_at(sizes or {}), sizes or {})
         found = sort_findings((*apply_rules(view), *fp32_islands(layers, shares)))
         placed = QuantizedGraph(model.graph, cost)
+        fits = model.nbytes <= _MAX_FUSED_BYTES
+        fused = fuse_model(proto, path.parent, on_gpu=True) if fits else FusedModel(proto, {})
         return ModelReport(
             path=str(path),
             name=model.name,
@@ -69,6 +72,8 @@ def inspect_model(source: OpenedModel | Model | Path | str, shapes: Mapping[str,
             flops_shapes=sizes or {},
             flops_exact=cost.exact and sizes is not None,
             placement=placed.report() if placed else None,
+            fusions=dict(fused.counts),
+            unfused=fused.unfused,
             uncounted=cost.uncounted if sizes is not None else {},
             precision=Precision(None, shares),
             quantized=dq_nodes > 0 or any(node.op_type.startswith(_QUANTIZED) for node in places),
@@ -93,5 +98,7 @@ def _input_shapes(signature: Signature, shapes: dict[str, Shape]) -> dict[str, S
     return {name: span.opt for name, span in profile.ranges.items()}
 
 
+_MAX_FUSED_BYTES = 1 << 31
+"""Size of a model up to which its fusions are looked for: they copy some of its weights."""
 _QUANTIZED = ("QLinear", "QGemm", "QAttention", "MatMulNBits", "MatMulInteger", "ConvInteger")
 """How names of operators on quantised data begin."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path, PureWindowsPath
@@ -39,6 +40,7 @@ _MAX_MESSAGE_NBYTES = (1 << 31) - 1  # protobuf's limit for one message
 _MAX_SINGLE_READ_NBYTES = 64 << 20
 """File size in bytes up to which the whole file is read before parsing."""
 _OUTER_FIELDS = 100_000
+"""Fields of a file that are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,23 +165,35 @@ def parse_errors(path: Path) -> Iterator[None]:
         raise ModelError(f"`{path}` {error.message}", hint=error.hint) from error
     except (UnicodeError, OverflowError, IndexError, KeyError, DecodeError) as error:
         raise ModelError(
-            f"`{path}` is damaged: {type(error).__name__} while reading it ({_first_line(error)})",
+            f"`{path}` is damaged: {type(error).__name__} while reading it ({library_reason(error)})",
             hint="copy or download the file again, and compare its size",
         ) from error
 
 
-def _first_line(error: Exception) -> str:
-    return library_reason(error)
-
-
 # ------------------------------------------------------------------------------------------------ the file
 
+_EXPORT = "export it: `torch.onnx.export(..., dynamo=True)`"
 _FOREIGN = (  # first bytes, format, remedy
-    (b"PK\x03\x04", "a ZIP archive (a PyTorch checkpoint is one)", "export it: `torch.onnx.export(..., dynamo=True)`"),
-    (b"\x80\x02", "a Python pickle (an old PyTorch checkpoint)", "export it: `torch.onnx.export(..., dynamo=True)`"),
-    (b"\x89HDF", "an HDF5 file (Keras weights)", "convert it to ONNX first (`tf2onnx`)"),
-    (b"ORTM", "an ONNX Runtime `.ort` model", "use the `.onnx` file it was made from"),
+    (rb"PK\x03\x04", "a ZIP archive (a PyTorch checkpoint is one)", _EXPORT),
+    (rb"\x80[\x02-\x05]", "a Python pickle (an old PyTorch checkpoint)", _EXPORT),
+    (rb"\x89HDF", "an HDF5 file (Keras weights)", "convert it to ONNX first (`tf2onnx`)"),
+    (rb"(.{4})?ORTM", "an ONNX Runtime `.ort` model", "use the `.onnx` file it was made from"),
+    (rb".{4}TFL3", "a TensorFlow Lite model", "convert it first: `trt-engine convert`"),
+    (rb".{8}\{", "a safetensors file: weights without a network", "export the network with them to ONNX"),
+    (rb"GGUF", "a GGUF file: weights for llama.cpp", "export the network that they belong to to ONNX"),
+    (rb"RKNN", "a model for Rockchip's NPU", "use the `.onnx` file it was made from"),
+    (rb"TRT-\d+-\w*Calibration", "a calibration cache of TensorRT", "name the model that it is of"),
+    (rb"\s*(<\?xml[^>]*>\s*)?<net\b", "an OpenVINO model", "use the `.onnx` file it was made from"),
+    (rb"\x89PNG|\xff\xd8\xff", "an image", "name the model"),
 )
+
+
+def foreign_format(head: bytes) -> tuple[str, str] | None:
+    """The format of another tool, or the failed download, that a file with these first bytes is, and the remedy; None for
+    an unknown one."""
+    if (other := atomic_io.failed_download(head)) is not None:
+        return other
+    return next(((what, remedy) for magic, what, remedy in _FOREIGN if re.match(magic, head, re.DOTALL)), None)
 
 
 def _parse(raw: bytes) -> GraphIndex:
@@ -199,6 +213,10 @@ def _parse(raw: bytes) -> GraphIndex:
     if not (proto.graph.node or proto.graph.output or proto.graph.input):
         raise InvalidModel("has an empty graph", hint="export the model again")
     check_part_limits(proto)
+    if b"ai.onnx" in raw:
+        # the default domain's other name, which ONNX's checker lacks
+        for node in walk.all_nodes(proto):
+            node.domain = walk.domain_of(node)
     graph = walk.index_of(proto)
     check_names(graph)
     check_structure(graph)
@@ -233,7 +251,7 @@ def _read_file(path: Path) -> bytes:
                     f"`{path}` has {size} bytes, and one ONNX file ends at 2 GiB",
                     hint="save the weights beside it: `onnx.save(model, path, save_as_external_data=True)`",
                 )
-            if size > _MAX_SINGLE_READ_NBYTES and not _is_protobuf(file, size):
+            if size > _MAX_SINGLE_READ_NBYTES and protobuf_fields(file, size) is None:
                 raise _other_format_error(file.read(4096), size)
             return file.read(size)
     except FileNotFoundError as error:
@@ -248,23 +266,26 @@ def _read_file(path: Path) -> bytes:
         raise atomic_io.os_error(error, path, "read") from error
 
 
-def _is_protobuf(file: BinaryIO, size: int) -> bool:
-    """Whether the top-level protobuf fields end at the end of the file, reading a few bytes only; rewinds the file."""
+def protobuf_fields(file: BinaryIO, size: int) -> set[tuple[int, int]] | None:
+    """Numbers and wire types of the top-level fields of a file of this size, reading a few bytes of each; None if it is not
+    a protobuf. Rewinds the file."""
+    found: set[tuple[int, int]] = set()
     at = 0
     for _ in range(_OUTER_FIELDS):
+        if at >= size:
+            break
         file.seek(at)
         head = file.read(20)
         tag, used = _varint(head)
         if tag is None or not tag >> 3:
-            return False
-        length, more = _varint(head[used:])
-        if length is None or tag & 7 not in (0, 2):  # a model has numbers, strings and messages
-            return False
-        at += used + more + (length if tag & 7 == 2 else 0)
-        if at >= size:
-            break
+            return None
+        found.add((tag >> 3, tag & 7))
+        length, more = _varint(head[used:]) if tag & 7 in (0, 2) else ({1: 8, 5: 4}.get(tag & 7), 0)
+        if length is None:
+            return None
+        at += used + more + (0 if tag & 7 == 0 else length)
     file.seek(0)
-    return at <= size
+    return found if at <= size else None
 
 
 def _varint(raw: bytes) -> tuple[int | None, int]:
@@ -281,18 +302,13 @@ def _other_format_error(raw: bytes, size: int | None = None) -> InvalidModel:
     size = len(raw) if size is None else size
     if raw[:4] == b"PK\x03\x04" and b"/data/aotinductor/" in raw[:1024]:
         return InvalidModel(f"is {NATIVE_PACKAGE}", hint=NATIVE_PACKAGE_HINT)
-    if (other := atomic_io.failed_download(raw[:64])) is not None:
+    if (other := foreign_format(raw[:128])) is not None:
         return InvalidModel(f"is {other[0]}, expected an ONNX model", hint=other[1])
-    for magic, what, remedy in _FOREIGN:
-        if raw.lstrip()[: len(magic)].lower() == magic.lower():
-            return InvalidModel(f"is {what}, expected an ONNX model", hint=remedy)
     if product := plan_product(raw):
         return InvalidModel(
             f"begins as a plan of {product} and ends after {len(raw)} bytes, expected an ONNX model",
             hint="give the `.onnx` file the engine was built from",
         )
-    if raw[4:8] == b"TFL3":
-        return InvalidModel("is a TensorFlow Lite model, expected ONNX", hint="convert it first: `tf2onnx`")
     if _is_text(raw[:4096]):
         return InvalidModel("is text, expected an ONNX model", hint="give the `.onnx` file itself")
     if raw[:1] == b"\x08":  # field 1, ir_version: a truncated model

@@ -58,6 +58,30 @@ def fold_node(
     return None if any(item.size > MAX_ELEMENTS for item in results) else results
 
 
+def fold_elements(
+    op: str,
+    attrs: Mapping[str, Any],
+    inputs: Sequence[KnownTensor | None],
+    count: int,
+    compute: Mapping[str, Callable[..., Any]],
+) -> list[Array] | None:
+    """`fold_node` for arrays of dtype object, as shapes are where some sizes have no number: elements are moved whatever
+    they are, and `compute` has what operators do with single ones. Indices, axes and sizes must be numbers."""
+    if op in compute:
+        wide = np.broadcast_arrays(*(item.value for item in inputs if item is not None and item.value is not None))
+        rows = zip(*(item.reshape(-1).tolist() for item in wide), strict=True)
+        return [object_array([compute[op](*row) for row in rows], wide[0].shape)]
+    return fold_node(op, attrs, inputs, count) if op in MOVING else None
+
+
+def object_array(items: Sequence[Any], shape: tuple[int, ...]) -> Array:
+    """An array of this shape and of dtype object; numpy does not look into its items."""
+    made = np.empty(len(items), object)
+    for at, item in enumerate(items):
+        made[at] = item
+    return made.reshape(shape)
+
+
 def _constant(attrs: Mapping[str, Any]) -> list[Array] | None:
     tensor = attrs.get("value")
     try:
@@ -131,7 +155,8 @@ def _divide(values: Sequence[Any], _: Mapping[str, Any], __: int) -> Array:
     if np.issubdtype(a.dtype, np.integer):
         if not np.all(b):
             raise ZeroDivisionError
-        return np.asarray(np.trunc(a / b).astype(a.dtype))
+        quotient = a // b
+        return np.asarray(quotient + ((quotient < 0) & (quotient * b != a)))  # towards zero
     return np.asarray(a / b)
 
 
@@ -228,6 +253,7 @@ _RULES: dict[str, Callable[[Sequence[Any], Mapping[str, Any], int], Array | list
     "Ceil": _unary(np.ceil),
     "Round": _unary(np.round),
     "Sqrt": _unary(np.sqrt),
+    "Reciprocal": _unary(lambda a: 1 / a),
     "Pow": lambda v, given, _: np.asarray(np.power(v[0], v[1])).astype(v[0].dtype),
     "Min": lambda v, given, _: np.asarray(functools.reduce(np.minimum, v)),
     "Max": lambda v, given, _: np.asarray(functools.reduce(np.maximum, v)),
@@ -257,6 +283,8 @@ _RULES: dict[str, Callable[[Sequence[Any], Mapping[str, Any], int], Array | list
 }
 FOLDABLE_OPS = frozenset((*_RULES, "Constant", "Shape", "Size"))
 """The operators that `fold_node` evaluates."""
+MOVING = frozenset("Identity Gather Slice Concat Squeeze Unsqueeze Reshape Split Expand Tile Transpose".split())
+"""Operators that move the elements of their first input (Concat: of all), whatever these are."""
 _BROADCAST = frozenset(
     "Add Sub Mul Div Mod Pow Min Max Equal Less Greater LessOrEqual GreaterOrEqual And Or Where".split()
 )

@@ -275,15 +275,18 @@ class _Tracer:
         taken = list(parts)
         if condition is not None and condition.size == 1:
             taken = ["then_branch" if bool(condition.reshape(-1)[0]) else "else_branch"]
-        results, inside, outer = [], [], self.failures
-        if len(taken) > 1:
-            self.failures = {}  # which branch runs is not known, and the other one need not fit
+        results, inside, outer, failures = [], [], self.failures, []
         for name in taken:
             if name in parts:
+                self.failures = {}
+                failures.append(self.failures)
                 after, steps = self.graph(parts[name], _body_scope(facts), f"{step.key}/{name}/")
                 results.append([after.get(item.name, _UNKNOWN) for item in parts[name].output])
                 inside.append(steps)
         self.failures = outer
+        if all(failures):  # which branch runs is not known, and one of them may fit
+            for part in failures:
+                outer.update(part)
         made = [
             _common_info([result[position] for result in results if position < len(result)])
             for position in range(len(step.node.output))

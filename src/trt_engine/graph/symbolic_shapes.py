@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -12,17 +13,20 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import ModelProto, NodeProto, TensorProto, TypeProto, helper, numpy_helper
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import retain_items
 from trt_engine.graph.resource_estimate import infer_shapes
-from trt_engine.graph.shape_eval import fold_node
+from trt_engine.graph.shape_eval import MOVING, fold_elements, fold_node
 from trt_engine.tensors import dimension_symbol
 
 Array = npt.NDArray[Any]
 
+Size = int | str | None
+"""A number, a symbol, or unknown."""
 _INDEX_TYPES = (TensorProto.INT64, TensorProto.INT32)
+_MOST_PASSES = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,6 @@ class _ShapeVector:
     @property
     def items(self) -> list[Size]:
         return list(self.value.reshape(-1).tolist())
-
-
-_Rule = Callable[[Sequence[_ShapeVector], Mapping[str, Any]], _ShapeVector | None]
 
 
 def _vector(items: Sequence[Size], shape: tuple[int, ...], elem: int) -> _ShapeVector:
@@ -144,32 +145,28 @@ def _evaluate_node(
         return None
     inputs = [vectors[name] if name else None for name in node.input]
     try:
-        if node.op_type in _MOVES:
-            return _move(node.op_type, inputs, given)
-        rule = _RULES.get(node.op_type)
-        return rule([item for item in inputs if item is not None], given) if rule is not None else None
-    except (ValueError, TypeError, IndexError, KeyError, OverflowError):  # a damaged graph is reported elsewhere
+        made = _fold(node.op_type, inputs, given)
+    except (ArithmeticError, ValueError, TypeError, LookupError):  # a damaged graph is reported elsewhere
         return None
+    return None if made is None or len(made.shape) > 1 or _exceeds(made.items, made.elem) else made
 
 
-_MOVES = frozenset("Identity Gather Slice Unsqueeze Squeeze Concat Reshape".split())
-"""Operators that move elements of their first input (Concat: of all), whatever these are."""
-
-
-def _move(op: str, inputs: Sequence[_ShapeVector | None], attrs: Mapping[str, Any]) -> _ShapeVector | None:
-    if inputs[0] is None or (op != "Concat" and not all(item is None or item.known for item in inputs[1:])):
+def _fold(op: str, inputs: Sequence[_ShapeVector | None], attrs: Mapping[str, Any]) -> _ShapeVector | None:
+    if op == "Cast" and inputs[0] is not None:
+        return _ShapeVector(inputs[0].value, int(attrs["to"])) if int(attrs["to"]) in _INDEX_TYPES else None
+    data = inputs[1 if op == "Where" else 0]
+    if data is None or (op in _ARITHMETIC and data.elem not in _INDEX_TYPES):
         return None
-    made = fold_node(op, attrs, inputs, 1)
-    if made is None or made[0].ndim > 1:
+    if op in MOVING and op != "Concat" and not all(item is None or item.known for item in inputs[1:]):
         return None
-    return _vector(made[0].reshape(-1).tolist(), made[0].shape, inputs[0].elem)
-
-
-def _cast(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
-    to = int(attrs["to"])
-    if to not in _INDEX_TYPES or (to == TensorProto.INT32 and _exceeds(inputs[0].items, to)):
-        return None
-    return _ShapeVector(inputs[0].value, to)
+    if op == "ConstantOfShape" and data.known:
+        made = fold_node(op, attrs, inputs, 1)
+        if made is None or made[0].size > 64 or made[0].dtype not in (np.int64, np.int32):
+            return None
+        elem = int(helper.np_dtype_to_tensor_dtype(made[0].dtype))
+    else:
+        made, elem = fold_elements(op, attrs, inputs, 1, _ELEMENTS), TensorProto.BOOL if op == "Equal" else data.elem
+    return None if made is None else _vector(made[0].reshape(-1).tolist(), made[0].shape, elem)
 
 
 def _exceeds(items: Sequence[Size], elem: int) -> bool:
@@ -178,71 +175,39 @@ def _exceeds(items: Sequence[Size], elem: int) -> bool:
     return any(isinstance(item, int) and abs(item) > top for item in items)
 
 
-def _broadcast(*inputs: _ShapeVector) -> tuple[Iterator[tuple[Any, ...]], tuple[int, ...]]:
-    """Elements of the operands side by side, and the shape they broadcast to."""
-    wide = np.broadcast_arrays(*(item.value for item in inputs))
-    return zip(*(item.reshape(-1).tolist() for item in wide), strict=True), wide[0].shape
+def _divide(a: Size, b: Size) -> Size:
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)  # raises for 0
+    return a if b == 1 else None
 
 
-def _arithmetic(op: str) -> _Rule:
-    def rule(inputs: Sequence[_ShapeVector], given: Mapping[str, Any]) -> _ShapeVector | None:
-        pairs, shape = _broadcast(*inputs)
-        items = [_compute_item(op, a, b) for a, b in pairs]
-        if inputs[0].elem not in _INDEX_TYPES or _exceeds(items, inputs[0].elem):
-            return None
-        return _vector(items, shape, inputs[0].elem)
+def _numbers_or(compute: Callable[[int, int], int], neutral: int) -> Callable[[Size, Size], Size]:
+    """An operator on numbers; a size without one stays what it is beside the neutral number."""
+
+    def rule(a: Size, b: Size) -> Size:
+        if isinstance(a, int) and isinstance(b, int):
+            return compute(a, b)
+        return a if b == neutral else b if a == neutral and compute is not operator.sub else None
 
     return rule
 
 
-def _compute_item(op: str, a: Size, b: Size) -> Size:
+def _equal(a: Size, b: Size) -> Size:
     if isinstance(a, int) and isinstance(b, int):
-        if op == "Div":
-            if not b:
-                raise ValueError("divided by zero")
-            return abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        return a + b if op == "Add" else a - b if op == "Sub" else a * b
-    if op in ("Mul", "Div") and b == 1:
-        return a
-    if op == "Mul" and a == 1:
-        return b
-    if op in ("Add", "Sub") and b == 0:
-        return a
-    return b if op == "Add" and a == 0 else None
+        return int(a == b)
+    below = any(isinstance(x, str) and isinstance(y, int) and y < 0 for x, y in ((a, b), (b, a)))
+    return 0 if below else None  # a size is never negative
 
 
-def _equal(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
-    pairs, shape = _broadcast(*inputs)
-    items: list[Size] = []
-    for a, b in pairs:
-        if isinstance(a, int) and isinstance(b, int):
-            items.append(int(a == b))
-        else:  # a size is never negative
-            below = any(isinstance(x, str) and isinstance(y, int) and y < 0 for x, y in ((a, b), (b, a)))
-            items.append(0 if below else None)
-    return _vector(items, shape, TensorProto.BOOL)
-
-
-def _where(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
-    if not inputs[0].known:
-        return None
-    rows, shape = _broadcast(*inputs)
-    return _vector([a if condition else b for condition, a, b in rows], shape, inputs[1].elem)
-
-
-def _constant_of_shape(inputs: Sequence[_ShapeVector], attrs: Mapping[str, Any]) -> _ShapeVector | None:
-    made = fold_node("ConstantOfShape", attrs, inputs, 1) if inputs[0].known else None
-    if made is None or made[0].ndim > 1 or made[0].size > 64 or made[0].dtype not in (np.int64, np.int32):
-        return None
-    return _vector(made[0].reshape(-1).tolist(), made[0].shape, int(helper.np_dtype_to_tensor_dtype(made[0].dtype)))
-
-
-_RULES: dict[str, _Rule] = {
-    "ConstantOfShape": _constant_of_shape,
-    "Cast": _cast,
+_ARITHMETIC: dict[str, Callable[[Size, Size], Size]] = {
+    "Add": _numbers_or(operator.add, 0),
+    "Sub": _numbers_or(operator.sub, 0),
+    "Mul": _numbers_or(operator.mul, 1),
+    "Div": _divide,
+}
+_ELEMENTS: dict[str, Callable[..., Size]] = _ARITHMETIC | {
     "Equal": _equal,
-    "Where": _where,
-    **{op: _arithmetic(op) for op in ("Add", "Sub", "Mul", "Div")},
+    "Where": lambda condition, a, b: None if condition is None else a if condition else b,
 }
 
 
@@ -253,14 +218,15 @@ def _fold_reshape_target(
     fixed: set[str],
     made: dict[str, TensorProto],
 ) -> int:
-    """Make the target of a Reshape that copies sizes or leaves one open a constant; returns 1 if changed."""
+    """Make the target of a Reshape that copies sizes or leaves one open a constant, with 0 for an open one that is that of
+    its input; returns 1 if changed."""
     if len(node.input) < 2:
         return 0
     vector = _evaluate_node(node, types, vectors)
     if vector is not None:
         vectors[node.output[0]] = vector
     target = vectors.get(node.input[1])
-    if target is None or not target.shape or node.input[1] in fixed or walk.attributes(node).get("allowzero"):
+    if target is None or not target.shape or walk.attributes(node).get("allowzero"):
         return 0
     sizes = symbolic_shape(types, node.input[0]) or []
     wanted: list[int] = []
@@ -271,6 +237,10 @@ def _fold_reshape_target(
             wanted.append(0)
         else:
             wanted.append(-1)
+    if wanted.count(-1) == 1 and _copies_open_size(sizes, wanted):
+        wanted[wanted.index(-1)] = 0
+    if node.input[1] in fixed and wanted == target.items:
+        return 0
     if wanted.count(-1) > 1 or (-1 in wanted and 0 in [item for item in target.items if isinstance(item, int)]):
         return 0
     name = f"{node.output[0]}_target"
@@ -279,6 +249,20 @@ def _fold_reshape_target(
     made[name] = numpy_helper.from_array(np.array(wanted, np.int64), name)
     node.input[1] = name
     return 1
+
+
+def _copies_open_size(sizes: Sequence[Size], wanted: Sequence[int]) -> bool:
+    """Whether the size that a Reshape target leaves open is the input's at its place: all others multiply to one number."""
+    at = wanted.index(-1)
+    if at >= len(sizes) or any(not item and place >= len(sizes) for place, item in enumerate(wanted)):
+        return False
+    before = [*sizes[:at], *sizes[at + 1 :]]
+    after = [item or sizes[place] for place, item in enumerate(wanted) if place != at]
+    if None in before or None in after or not isinstance(sizes[at], str):
+        return False
+    symbols = [sorted(size for size in part if isinstance(size, str)) for part in (before, after)]
+    counts = [math.prod(size for size in part if isinstance(size, int)) for part in (before, after)]
+    return symbols[0] == symbols[1] and counts[0] == counts[1] > 0
 
 
 log = logging.getLogger(__name__)
@@ -310,18 +294,37 @@ def infer_types(proto: ModelProto) -> dict[str, TypeProto]:
     for value in plain.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.ClearField("shape")
-    graph = _try_infer(plain).graph
+    found = _types_of(_try_infer(plain).graph)
+    for _ in range(_MOST_PASSES):  # a block's rank follows from that of the block before it
+        ranked = [*_ranks_of_targets(plain, found)]
+        if not ranked:
+            break
+        plain.graph.value_info.extend(ranked)
+        found = _types_of(_try_infer(plain).graph)
+    return found
+
+
+def _types_of(graph: GraphProto) -> dict[str, TypeProto]:
     found = {item.name: item.type for item in (*graph.value_info, *graph.output, *graph.input)}
     for tensor in graph.initializer:
         found[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
     return found
 
 
+def _ranks_of_targets(proto: ModelProto, types: Mapping[str, TypeProto]) -> Iterator[ValueInfoProto]:
+    """Results of a Reshape that ONNX's inference gives no rank: as many sizes as its computed target has elements."""
+    outputs = {value.name for value in proto.graph.output}
+    for node in proto.graph.node:
+        if node.op_type != "Reshape" or walk.domain_of(node) or len(node.input) < 2 or node.output[0] in outputs:
+            continue
+        length = symbolic_shape(types, node.input[1])
+        elem = elem_type(types, node.input[0])
+        if symbolic_shape(types, node.output[0]) is None and elem and length and isinstance(length[0], int):
+            yield helper.make_tensor_value_info(node.output[0], elem, [None] * length[0])
+
+
 def elem_type(types: Mapping[str, TypeProto], name: str) -> int:
     return int(types[name].tensor_type.elem_type) if name in types else 0
-
-
-Size = int | str | None
 
 
 def symbolic_shape(types: Mapping[str, TypeProto], name: str) -> list[Size] | None:

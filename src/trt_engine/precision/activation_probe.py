@@ -126,17 +126,31 @@ class ActivationProbe:
                     outputs[at] = None  # free it before the next one is processed
 
     @classmethod
-    def read_samples(cls, model: Model, tensors: Sequence[str], samples: Samples) -> Iterator[tuple[Batch, str, Array]]:
-        """Yield each tensor of each batch in one pass over the data; the first batch sizes the groups.
+    def windows(
+        cls,
+        model: Model,
+        tensors: Sequence[str] | None,
+        samples: Samples,
+        *,
+        memory_mib: int = 512,
+        probe: ActivationProbe | None = None,
+    ) -> Iterator[tuple[ActivationProbe, list[Batch]]]:
+        """Yield the data once, as batches to read together, with the probe: that of an earlier pass, or one whose groups
+        follow the first batch.
 
-        Dtypes are those of the graph. Raises `FeedError` for inputs that are not finite.
+        Raises `FeedError` for inputs that are not finite.
         """
-        probe: ActivationProbe | None = None
         batches = iter(samples)
         while window := list(itertools.islice(batches, probe.window if probe else 1)):
+            probe = probe or cls(model, tensors, window[0], memory_mib=memory_mib)
             for batch in window:
                 check_finite_inputs(batch)
-            probe = probe or cls(model, tensors, window[0])
+            yield probe, window
+
+    @classmethod
+    def read_samples(cls, model: Model, tensors: Sequence[str], samples: Samples) -> Iterator[tuple[Batch, str, Array]]:
+        """Yield each tensor of each batch, in its dtype, in one pass over the data, as `windows` and `read` do."""
+        for probe, window in cls.windows(model, tensors, samples):
             yield from probe.read(window)
 
     def _load(self, group: _TensorGroup) -> ort.InferenceSession:

@@ -16,7 +16,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +30,12 @@ from trt_engine.format import library_reason
 from trt_engine.graph import edit_graph, stored_tensors, typed_graph, walk
 from trt_engine.graph.dtype_breakdown import compute_layers
 from trt_engine.graph.load import check_operators, open_model, read_proto
-from trt_engine.graph.module_paths import ModulePaths, carry_module_paths, names_of
+from trt_engine.graph.module_paths import ModulePaths, carry_module_paths
 from trt_engine.graph.operators import checker_error
 from trt_engine.graph.typing_rules import check_strong_typing
 from trt_engine.precision.cast_model import check_target
 from trt_engine.precision.cast_rules import CastChanges
+from trt_engine.precision.exclusions import Exclusions
 from trt_engine.records.precision import CastReport, Fp32Node
 
 log = logging.getLogger(__name__)
@@ -133,12 +133,8 @@ def autocast(
 
 def _script_options(model: onnx.ModelProto, to: str, config: CastConfig, data: Path | None) -> dict[str, Any]:
     """The arguments of `convert_to_mixed_precision`; None is its default."""
-    inside = [
-        walk.label(place.node)
-        for place in walk.nodes(model)
-        if not {*config.exclude_nodes}.isdisjoint(names := names_of(place.node))
-        or any(fnmatchcase(name, pattern) for name in names for pattern in config.exclude_patterns)
-    ]
+    exclude = Exclusions(config.exclude_nodes, (), config.exclude_patterns)
+    inside = [walk.label(place.node) for place in walk.nodes(model) if exclude.reason(place.node) is not None]
     return {
         "low_precision_type": to,
         "keep_io_types": config.keep_io,

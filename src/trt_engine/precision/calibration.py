@@ -1,16 +1,15 @@
 """Calibration: the range of each activation by MSE, entropy, percentile, min-max or a custom calibrator.
 
-Keeps one histogram per tensor. With a `cache`, a second call needs no data and an interrupted call is resumed.
+Keeps one histogram per tensor. With a `cache`, a second call needs no data.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,16 +17,15 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from trt_engine.arrayfiles import npz_bytes, open_arrays
 from trt_engine.atomic_io import decode_json, read_bounded, write_atomic
 from trt_engine.config.precision import CalibrateConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.display import RichDisplay
-from trt_engine.errors import FeedError, Interrupted, UsageError
+from trt_engine.errors import FeedError, UsageError
 from trt_engine.graph.load import check_onnxruntime, open_model
 from trt_engine.model import Model
-from trt_engine.precision.activation_probe import ActivationProbe, check_finite_inputs
-from trt_engine.precision.calibrators import CALIBRATORS, Calibrator, MultiPassCalibrator, ResumableCalibrator
+from trt_engine.precision.activation_probe import ActivationProbe
+from trt_engine.precision.calibrators import CALIBRATORS, Calibrator, MultiPassCalibrator
 from trt_engine.precision.samples import Batch, Samples, open_samples
 from trt_engine.progress import progress_counter
 from trt_engine.tensors import suggest
@@ -74,8 +72,7 @@ def calibrate(
 
     `data`: see `open_samples`. `preprocessing`: any JSON value that identifies how inputs were made. A `cache` for the same
     model, preprocessing, calibrator and tensors replaces the data (without data, a cache of unprocessed inputs is accepted
-    too); any other is rejected. The state is written beside the cache every `every` batches, and resumed by a later call.
-    Raises `UsageError`, `FeedError` and `Interrupted`.
+    too); any other is rejected. Raises `UsageError` and `FeedError`.
     """
     config = replace_values(config or CalibrateConfig(), settings)
     cache = config.cache
@@ -97,11 +94,9 @@ def calibrate(
     samples = open_samples(
         calib_data, model.signature, batch=config.batch, limit=config.max_samples, preprocess=config.preprocess
     )
-    work = _CalibrationRun(model, samples, chosen, identity, config)
-    result = work.run()
+    result = _CalibrationRun(model, samples, chosen, identity, config).run()
     if cache is not None:
         write_atomic(cache, msgspec.json.format(msgspec.json.encode(_document(result)), indent=1))
-        work.discard_state()
     return result
 
 
@@ -191,10 +186,6 @@ def _load_cache(
     return found
 
 
-class _DataChanged(Exception):
-    """The data differs from the data of the saved state."""
-
-
 class _CalibrationRun:
     """One calibration run."""
 
@@ -208,10 +199,7 @@ class _CalibrationRun:
     ) -> None:
         self.model, self.samples, self.calibrator, self.identity = model, samples, calibrator, identity
         self.tensors: Sequence[str] | None = config.tensors
-        self.every, self.memory_mib = max(1, config.every), config.memory_mib
-        self.state_path = config.cache and config.cache.with_name(f"{config.cache.name}.partial")
-        if not isinstance(calibrator, ResumableCalibrator):
-            self.state_path = None
+        self.memory_mib = config.memory_mib
         staged = calibrator if isinstance(calibrator, MultiPassCalibrator) else None
         self.passes = staged.passes if staged is not None and samples.repeatable else 1
         self.warnings: list[str] = []
@@ -231,45 +219,21 @@ class _CalibrationRun:
         self.progress = progress_counter(f"calibrating ({_calibrator_name(calibrator)})", "batches")
 
     def run(self) -> CalibrationResult:
-        fresh = self.calibrator.state() if isinstance(self.calibrator, ResumableCalibrator) else None
-        start = self._load_state()
-        try:
-            self._all_passes(*start)
-        except _DataChanged:
-            log.warning("the data differs from that of the unfinished calibration `%s`: restarted", self.state_path)
-            if isinstance(self.calibrator, ResumableCalibrator) and fresh is not None:
-                self.calibrator.restore(fresh)
-            self.digests, self.min_max = [], {}
-            self._all_passes(0, 0, "")
+        check_onnxruntime(self.model)
+        for index in range(self.passes):
+            if isinstance(self.calibrator, MultiPassCalibrator):
+                self.calibrator.start_pass(index, self.passes)
+            self._one_pass(index)
         return self._result()
 
-    def _all_passes(self, first: int, skip: int, skipped_digest: str) -> None:
-        for index in range(first, self.passes):
-            if index > first or not skip:
-                if isinstance(self.calibrator, MultiPassCalibrator):
-                    self.calibrator.start_pass(index, self.passes)
-                skip = 0
-            self._one_pass(index, skip, skipped_digest)
-
-    def _one_pass(self, index: int, skip: int, skipped_digest: str) -> None:
+    def _one_pass(self, index: int) -> None:
         self.hash, self.batches_done, self.rows = hashlib.sha256(), 0, 0
-        batches = iter(self.samples)
-        for batch in itertools.islice(batches, skip):
-            self._open_probe(batch)
-            self._count_batch(batch)
-        if skip and (self.batches_done < skip or self.hash.hexdigest() != skipped_digest):
-            raise _DataChanged
-        try:
-            for window in self._windows(batches):
-                self._observe(window)
-                self._report_progress(index)
-                if (
-                    self.state_path is not None
-                    and self.batches_done // self.every > (self.batches_done - len(window)) // self.every
-                ):
-                    self._save_state(index)
-        except KeyboardInterrupt:
-            raise self._interrupted(index) from None
+        windows = ActivationProbe.windows(
+            self.model, self.tensors, self.samples, memory_mib=self.memory_mib, probe=self.probe
+        )
+        for self.probe, window in windows:
+            self._observe(self.probe, window)
+            self._report_progress(index)
         if not self.batches_done:
             raise FeedError("the data has no batches", hint="an iterator is exhausted after one pass")
         digest = self.hash.hexdigest()
@@ -280,21 +244,8 @@ class _CalibrationRun:
             )
         self.digests.append(digest)
 
-    def _windows(self, batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-        while window := list(itertools.islice(batches, self.probe.window if self.probe else 1)):
-            self._open_probe(window[0])
-            for batch in window:
-                check_finite_inputs(batch)
-            yield window
-
-    def _open_probe(self, first: Batch) -> None:
-        if self.probe is None:
-            check_onnxruntime(self.model)
-            self.probe = ActivationProbe(self.model, self.tensors, first, memory_mib=self.memory_mib)
-
-    def _observe(self, window: list[Batch]) -> None:
-        assert self.probe is not None
-        for batch, name, array in self.probe.read(window):
+    def _observe(self, probe: ActivationProbe, window: list[Batch]) -> None:
+        for batch, name, array in probe.read(window):
             if array.size:
                 least, greatest = float(array.min()), float(array.max())
                 if not (math.isfinite(least) and math.isfinite(greatest)):
@@ -307,68 +258,14 @@ class _CalibrationRun:
                 self.min_max[name] = (min(before[0], least), max(before[1], greatest))
             self.calibrator.observe(name, array)
         for batch in window:
-            self._count_batch(batch)
-
-    def _count_batch(self, batch: Batch) -> None:
-        batch.update_digest(self.hash)
-        self.batches_done += 1
-        self.rows += batch.rows
+            batch.update_digest(self.hash)
+            self.batches_done += 1
+            self.rows += batch.rows
 
     def _report_progress(self, index: int) -> None:
         total = self.samples.total
         planned = total * self.passes if total is not None else None
         self.progress(index * (total or 0) + self.batches_done, planned)
-
-    # -------------------------------------------------------------------------------------------- stop and resume
-
-    def _save_state(self, index: int) -> None:
-        if self.state_path is None or not isinstance(self.calibrator, ResumableCalibrator):
-            return
-        state = self.calibrator.state()
-        meta = {
-            "identity": msgspec.to_builtins(self.identity), "tensors": self.tensors, "passes": self.passes,
-            "pass": index, "done": self.batches_done, "digest": self.hash.hexdigest(), "digests": self.digests,
-            "names": list(state), "extremes": self.min_max,
-        }  # fmt: skip
-        arrays = {f"array{at}": value for at, value in enumerate(state.values())}
-        arrays["meta"] = np.frombuffer(json.dumps(meta).encode(), np.uint8)
-        write_atomic(self.state_path, npz_bytes(arrays))
-
-    def _interrupted(self, index: int) -> Interrupted:
-        where = f"stopped after {self.batches_done} batches"
-        if self.state_path is None:
-            return Interrupted(f"calibration {where}", hint="with a `cache` it could be resumed")
-        self._save_state(index)
-        return Interrupted(f"calibration {where}", hint="run the same again to resume")
-
-    def _load_state(self) -> tuple[int, int, str]:
-        """Load the saved state: pass, number of finished batches, and their digest."""
-        if self.state_path is None or not self.state_path.exists():
-            return 0, 0, ""
-        try:
-            with open_arrays(self.state_path) as file:
-                meta = decode_json(bytes(file.read("meta")))
-                state = {name: file.read(f"array{at}") for at, name in enumerate(meta["names"])}
-        except (OSError, ValueError, KeyError, TypeError, FeedError) as error:
-            log.warning("the unfinished calibration `%s` cannot be read (%s): restarted", self.state_path, error)
-            return 0, 0, ""
-        wanted = list(self.tensors) if self.tensors is not None else None
-        same = not self.identity.differences(meta["identity"]) and meta["tensors"] == wanted
-        if not same or meta["passes"] != self.passes or not isinstance(self.calibrator, ResumableCalibrator):
-            log.info("the unfinished calibration `%s` has other settings: restarted", self.state_path)
-            return 0, 0, ""
-        if isinstance(self.calibrator, MultiPassCalibrator):
-            self.calibrator.start_pass(meta["pass"], self.passes)
-        self.calibrator.restore(state)
-        self.digests = list(meta["digests"])
-        self.min_max = {name: (low, high) for name, (low, high) in meta.get("extremes", {}).items()}
-        log.info("calibration resumed after %d batches of pass %d", meta["done"], meta["pass"] + 1)
-        return int(meta["pass"]), int(meta["done"]), str(meta["digest"])
-
-    def discard_state(self) -> None:
-        """Delete the saved state."""
-        if self.state_path is not None:
-            self.state_path.unlink(missing_ok=True)
 
     def _result(self) -> CalibrationResult:
         assert self.probe is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
@@ -19,7 +19,6 @@ from trt_engine.environment import source_digest
 from trt_engine.errors import UsageError
 
 Array = npt.NDArray[Any]
-State = dict[str, Array]
 
 
 class Calibrator(Protocol):
@@ -47,17 +46,6 @@ class MultiPassCalibrator(Protocol):
         """Called before each pass; `total` is 1 if the data is not repeatable. Pass 0 resets the state."""
 
 
-@runtime_checkable
-class ResumableCalibrator(Protocol):
-    """A calibrator that can be interrupted and resumed."""
-
-    def state(self) -> State:
-        """Return the whole state as arrays."""
-
-    def restore(self, state: State) -> None:
-        """Replace the state."""
-
-
 class MinMaxCalibrator:
     """The largest observed magnitude: nothing saturates."""
 
@@ -78,12 +66,6 @@ class MinMaxCalibrator:
     def threshold(self, name: str) -> float:
         """Largest magnitude seen, in units of the tensor; 0 without data."""
         return self._min_max[name].absmax if name in self._min_max else 0.0
-
-    def state(self) -> State:
-        return _flatten_states(self._min_max)
-
-    def restore(self, state: State) -> None:
-        self._min_max = _restore_states(state, MinMax)
 
 
 class HistogramCalibrator:
@@ -150,13 +132,6 @@ class HistogramCalibrator:
         """Magnitude that the rule selects, in units of the tensor; 0 without data."""
         return self._find_threshold(self._histograms[name]) if name in self._histograms else 0.0
 
-    def state(self) -> State:
-        return _flatten_states(self._min_max, "seen") | _flatten_states(self._histograms, "counted")
-
-    def restore(self, state: State) -> None:
-        self._min_max = _restore_states(state, MinMax, "seen")
-        self._histograms = _restore_states(state, lambda: Histogram(self.bins), "counted")
-
 
 CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "entropy": functools.partial(HistogramCalibrator, "entropy"),
@@ -164,24 +139,6 @@ CALIBRATORS: dict[str, Callable[[], Calibrator]] = {
     "mse": functools.partial(HistogramCalibrator, "mse"),
     "percentile": functools.partial(HistogramCalibrator, "percentile"),
 }
-
-
-def _flatten_states(parts: Mapping[str, Any], prefix: str = "") -> State:
-    """Flatten states into one; keys are prefix, tensor name and field on separate lines."""
-    return {f"{prefix}\n{name}\n{key}": value for name, part in parts.items() for key, value in part.state().items()}
-
-
-def _restore_states(state: State, make: Callable[[], Any], prefix: str = "") -> dict[str, Any]:
-    fields: dict[str, State] = {}
-    for line, value in state.items():
-        which, name, key = line.split("\n")
-        if which == prefix:
-            fields.setdefault(name, {})[key] = value
-    made = {}
-    for name, own in fields.items():
-        made[name] = make()
-        made[name].restore(own)
-    return made
 
 
 Counts = npt.NDArray[np.int64]
@@ -214,15 +171,6 @@ class MinMax:
     def absmax(self) -> float:
         """Largest magnitude, in units of the tensor; 0 without data."""
         return max(abs(self.minimum), abs(self.maximum)) if self.elements else 0.0
-
-    def state(self) -> dict[str, Array]:
-        """Return the state for `restore`. Minimum, maximum and count, float64 `[3]`."""
-        return {"extremes": np.array([self.minimum, self.maximum, self.elements], np.float64)}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Resume from a `state`, float64 `[3]`."""
-        self.minimum, self.maximum, elements = (float(value) for value in state["extremes"])
-        self.elements = int(elements)
 
 
 class Histogram:
@@ -269,17 +217,6 @@ class Histogram:
     def edges(self) -> npt.NDArray[np.float64]:
         """Bin edges, float64 `[bins + 1]`, in units of the tensor."""
         return np.linspace(0, self.limit, len(self.counts) + 1)
-
-    def state(self) -> dict[str, Array]:
-        """Return the state for `restore`. Counts are int64 `[bins]`, `extremes` float64 `[3]`, `limit` float64 `[2]`."""
-        limits = np.array([self.limit, self.fixed_limit], np.float64)
-        return self.min_max.state() | {"counts": self.counts, "limit": limits}
-
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Resume from a `state`, with its shapes and dtypes."""
-        self.min_max.restore(state)
-        self.counts = np.array(state["counts"], np.int64)
-        self.limit, self.fixed_limit = float(state["limit"][0]), bool(state["limit"][1])
 
 
 # ------------------------------------------------------------------------------------------------ thresholds
@@ -366,5 +303,6 @@ def _squared_error(upto: npt.NDArray[np.float64], step: float) -> npt.NDArray[np
     """Integral of the squared error from 0 to `upto`; values and steps in units of the range."""
     inside = np.minimum(upto, 1)
     near = np.rint(inside / step)
-    rounded: npt.NDArray[np.float64] = near * step**3 / 12 + (inside - near * step) ** 3 / 3
-    return rounded + _CLIPPING_WEIGHT * np.maximum(upto - 1, 0) ** 3 / 3
+    off, cut = inside - near * step, np.maximum(upto - 1, 0)  # a product takes a twentieth of a power's time
+    rounded: npt.NDArray[np.float64] = near * step**3 / 12 + off * off * off / 3
+    return rounded + _CLIPPING_WEIGHT * (cut * cut * cut) / 3

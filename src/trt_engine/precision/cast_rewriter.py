@@ -6,17 +6,14 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trt_engine.config.precision import CastConfig
-from trt_engine.errors import UsageError
 from trt_engine.graph import stored_tensors, typed_graph, walk
 from trt_engine.graph.edit_graph import free_name, read_tensor, replace_items, set_attribute, used_names
-from trt_engine.graph.module_paths import names_of
 from trt_engine.graph.typed_graph import FLOAT, Op, Scope, Tensor
 from trt_engine.precision.cast_rules import (
     ANY_TYPE_INPUT,
@@ -48,8 +45,8 @@ from trt_engine.precision.cast_rules import (
     to_half,
     uses_fp32,
 )
+from trt_engine.precision.exclusions import Exclusions
 from trt_engine.records.precision import Fp32Node, Fp32ReasonCode, RangesReport
-from trt_engine.tensors import suggest
 
 _NORM_REASON = "part of a normalisation: squares and their root leave FP16's range and lose BF16's digits"
 _SUMS = ("Add", "Sub")
@@ -91,33 +88,11 @@ class CastRewriter:
 
     def keep_excluded(self) -> None:
         """Keep excluded nodes; raise `UsageError` for a name, operator or pattern without a match."""
-        nodes, types = self.config.exclude_nodes, self.config.exclude_types
-        patterns = self.config.exclude_patterns
-        called = {op: {*names_of(op.node), *op.node.output} - {""} for op in self.ops}
-        labels = {name for names in called.values() for name in names}
-        for name in nodes:
-            if name not in labels:
-                raise UsageError(f"the model has no node `{name}` to exclude", hint=suggest(name, sorted(labels)))
-        kinds = {op.qualified_name for op in self.ops}
-        for kind in types:
-            if kind not in kinds:
-                raise UsageError(f"the model has no operator `{kind}`", hint=suggest(kind, sorted(kinds)))
-        for pattern in patterns:
-            if not any(fnmatchcase(name, pattern) for op in self.ops for name in names_of(op.node)):
-                raise UsageError(
-                    f"no node name matches the pattern `{pattern}`", hint="`*` matches anything, as in `/head/*`"
-                )
-        chosen = set(nodes)
+        exclude = Exclusions.of(self.config)
+        exclude.check(self.proto)
         for op in self.ops:
-            if not chosen.isdisjoint(called[op]):
-                self.keep_with_bodies(op, "excluded", "excluded by name")
-            elif op.qualified_name in types:
-                self.keep_with_bodies(op, "excluded", f"excluded by operator `{op.qualified_name}`")
-            else:
-                names = names_of(op.node)
-                fitting = next((item for item in patterns if any(fnmatchcase(name, item) for name in names)), None)
-                if fitting is not None:
-                    self.keep_with_bodies(op, "excluded", f"excluded by pattern `{fitting}`")
+            if (reason := exclude.reason(op.node)) is not None:
+                self.keep_with_bodies(op, "excluded", reason)
 
     def keep_reported(self, ranges: RangesReport | Mapping[str, str] | None) -> None:
         """Keep the nodes of a ranges report, with its reasons."""

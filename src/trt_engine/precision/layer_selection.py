@@ -6,8 +6,7 @@ ranges, and no Q/DQ separates a convolution, its normalization and its activatio
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
@@ -16,11 +15,11 @@ from trt_engine.errors import UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.edit_graph import Weights, consumers_of
-from trt_engine.graph.module_paths import names_of
 from trt_engine.graph.shape_inference import TensorInfo, trace
+from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.formats import Format
 from trt_engine.records.precision import UnquantizedNode
-from trt_engine.tensors import Shape, format_shape, suggest
+from trt_engine.tensors import Shape, format_shape
 
 CONV_OPS = ("Conv", "ConvTranspose")
 MATMUL_OPS = ("MatMul", "Gemm")
@@ -31,40 +30,6 @@ LOG_REASON = "its result goes into a Log, for whose small values 8 bits are too 
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 INT4_BLOCK_SIZES = (128, 64, 32, 16)
 """Default INT4 block sizes; the largest that divides is used."""
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusions:
-    """Nodes that the caller excludes."""
-
-    nodes: Sequence[str] = ()
-    types: Sequence[str] = ()
-    patterns: Sequence[str] = ()
-    """Shell patterns for names of nodes and PyTorch modules, as `/head/*` and `layer4.*`."""
-
-    def reason(self, node: NodeProto) -> str | None:
-        """Why a node is excluded, or None."""
-        names = names_of(node)
-        if not set(self.nodes).isdisjoint(names):
-            return "excluded by name"
-        if node.op_type in self.types:
-            return "excluded by type"
-        fitting = (item for item in self.patterns if any(fnmatch.fnmatchcase(name, item) for name in names))
-        return next((f"excluded by `{pattern}`" for pattern in fitting), None)
-
-    def check(self, proto: ModelProto) -> None:
-        """Raise `UsageError` for a name, type or pattern without a match, such as a typing error."""
-        names = {name for place in walk.nodes(proto) for name in names_of(place.node)}
-        types = {place.node.op_type for place in walk.nodes(proto)}
-        for given, known, flag in ((self.nodes, names, "node"), (self.types, types, "operator type")):
-            for item in given:
-                if item not in known:
-                    raise UsageError(f"the model has no {flag} `{item}` to exclude", hint=suggest(item, sorted(known)))
-        for pattern in self.patterns:
-            if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                raise UsageError(
-                    f"no node of the model matches the pattern `{pattern}`", hint="as `/head/*`; `inspect -v`"
-                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 TensorRT 11, and TensorRT 10 in strongly typed mode, take precision from the graph alone and require symmetric constant
 scales, zero points of 0, and blocks along the reduction axis. For ONNX Runtime's CPU provider the pairs match its integer
-kernels (`cpu_qdq`, `cpu_integer_graph`).
+kernels (`cpu_qdq`, `cpu_layer_selection`).
 """
 
 from __future__ import annotations
@@ -38,14 +38,19 @@ from trt_engine.precision import weight_correction
 from trt_engine.precision.calibration import CalibrationResult, calibrate
 from trt_engine.precision.calibrators import Calibrator, HistogramCalibrator
 from trt_engine.precision.cast_model import cast_proto, check_target
-from trt_engine.precision.cpu_integer_graph import find_integer_graph, join_biases, select_cpu_layers
+from trt_engine.precision.cpu_layer_selection import (
+    find_integer_graph,
+    join_biases,
+    join_hard_sigmoids,
+    select_cpu_layers,
+)
 from trt_engine.precision.cpu_qdq import CpuQdqWriter, DynamicQuantWriter, Range, select_dynamic_layers, weight_bits
 from trt_engine.precision.emulate import check_biases, emulate_convolutions, emulate_proto
+from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.formats import Format, get_format
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
     LOG_REASON,
-    Exclusions,
     LayerSelection,
     QuantizableLayer,
     check_block_size,
@@ -247,6 +252,7 @@ class _QuantizeJob:
         if config.dynamic:
             return proto, weights, placement, DynamicQuantWriter(proto, weights, placement, bits)
         join_biases(proto, placement, weights, self._exclusions)
+        join_hard_sigmoids(proto, weights, self._exclusions)
         between = find_integer_graph(proto, placement, weights, self._exclusions)
         writer = CpuQdqWriter(proto, weights, placement, between, bits, self._exclusions)
         return proto, weights, placement, writer
@@ -257,8 +263,7 @@ class _QuantizeJob:
 
     @property
     def _exclusions(self) -> Exclusions:
-        config = self.config
-        return Exclusions(config.exclude_nodes, config.exclude_types, config.exclude_patterns)
+        return Exclusions.of(self.config)
 
     def _select_layers(self, proto: ModelProto, weights: Weights) -> tuple[LayerSelection, list[QuantizableLayer]]:
         """Select the layers to quantize, and the convolutions that only the emulation rounds."""

@@ -7,7 +7,6 @@ FP32, each with its reason.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import logging
 import math
 import time
@@ -28,10 +27,10 @@ from trt_engine.graph.load import check_onnxruntime, open_model, parse_errors
 from trt_engine.graph.module_paths import ModulePaths, add_modules
 from trt_engine.graph.shape_inference import Trace, trace
 from trt_engine.model import Model
-from trt_engine.precision.activation_probe import ActivationProbe, check_finite_inputs
+from trt_engine.precision.activation_probe import ActivationProbe
 from trt_engine.precision.formats import FORMATS
 from trt_engine.precision.quantize_checks import random_shapes
-from trt_engine.precision.samples import PreprocessFunction, Samples, open_samples, random_samples
+from trt_engine.precision.samples import Batch, PreprocessFunction, Samples, open_samples, random_samples
 from trt_engine.progress import progress_counter
 from trt_engine.records.base import Finding
 from trt_engine.records.precision import Exclusion, RangesReport, TensorRange
@@ -291,22 +290,9 @@ class _RangesRun:
     def run(self) -> None:
         wanted: dict[str, list[_Reduction]] = {}
         count = progress_counter("ranges", "batches")
-        batches = iter(self.samples)
-        first = next(batches, None)
-        if first is None:
-            raise FeedError("the data has no batches", hint="an iterator is exhausted after one pass")
-        probe = ActivationProbe(self.model, None, first, memory_mib=self.memory_mib)
-        shapes = {name: tuple(int(size) for size in array.shape) for name, array in first.feeds.items()}
-        proto = self.model.proto
-        self.reductions = list(_reductions(proto, trace(proto, shapes), _Connections.from_proto(proto)))
-        for reduction in self.reductions:
-            wanted.setdefault(reduction.tensor, []).append(reduction)
-        for name in probe.tensors:
-            self.stats[name] = _TensorStats("input" if name in first.feeds else "activation")
-        window = [first]
-        while window:
-            for batch in window:
-                check_finite_inputs(batch)
+        for probe, window in ActivationProbe.windows(self.model, None, self.samples, memory_mib=self.memory_mib):
+            if not self.batches:
+                wanted = self._prepare(probe, window[0])
             for _, name, array in probe.read(window):
                 self.stats[name].add(array)
                 for reduction in wanted.get(name, ()):
@@ -314,7 +300,19 @@ class _RangesRun:
             self.batches += len(window)
             self.rows += sum(batch.rows for batch in window)
             count(self.batches, self.samples.total)
-            window = list(itertools.islice(batches, probe.window))
+        if not self.batches:
+            raise FeedError("the data has no batches", hint="an iterator is exhausted after one pass")
+
+    def _prepare(self, probe: ActivationProbe, first: Batch) -> dict[str, list[_Reduction]]:
+        """Empty statistics of each tensor; the reductions by the tensor they read."""
+        shapes = {name: tuple(int(size) for size in array.shape) for name, array in first.feeds.items()}
+        proto = self.model.proto
+        self.stats = {name: _TensorStats("input" if name in first.feeds else "activation") for name in probe.tensors}
+        self.reductions = list(_reductions(proto, trace(proto, shapes), _Connections.from_proto(proto)))
+        wanted: dict[str, list[_Reduction]] = {}
+        for reduction in self.reductions:
+            wanted.setdefault(reduction.tensor, []).append(reduction)
+        return wanted
 
     def warnings(self, samples: Samples) -> list[str]:
         said = []

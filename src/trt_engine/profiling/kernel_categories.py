@@ -198,7 +198,7 @@ _NODE_RULES = _compile_rules((  # the last word of a node's name, as exporters w
 def operator_category(kind: str, *, name: str = "", is_data_movement: bool = False) -> Category:
     """The category of an operator (ONNX, ONNX Runtime) or a layer (TensorRT), by kind, else by name.
 
-    `moves`: it only moves data, whatever its name.
+    `is_data_movement`: it only moves data, whatever its name.
     """
     kind = kind.lower()
     found = _KIND.get(kind) or (_first_match(_KIND_RULES, kind) if kind else None)

@@ -130,7 +130,7 @@ class ProfileFacts:
     kernels: Sequence[KernelRow]
     device_peaks: DevicePeaks | None
     flops: int | None = None
-    """Of one inference of this batch, as `nbytes`."""
+    """Operations of one inference of this batch, as `nbytes` are its bytes."""
     nbytes: int | None = None
     batch: int = 1
     device: str

@@ -61,11 +61,6 @@ class Finding:
         return f"{self.message} (in `{self.module}`)" if self.module else self.message
 
 
-def encode_record(value: Any) -> bytes:
-    """JSON of a record, one line; NaN and infinities become null."""
-    return encode_json(value)
-
-
 def verb_document(verb: str, report: Any, *, command: str, warnings: Sequence[str] = ()) -> dict[str, Any]:
     """The verb's JSON document: the common keys, then the verb's own.
 
@@ -97,7 +92,7 @@ def append_record(path: Path, record: Any) -> None:
 
     A line that does not fit on the disk is taken back: the file holds whole records or is as it was.
     """
-    line = encode_record(record) + b"\n"
+    line = encode_json(record) + b"\n"
     with os_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+b", buffering=0) as file:

@@ -17,22 +17,6 @@ class FailedRow:
 
 
 @dataclass(frozen=True, slots=True)
-class BatchPlan(RichDisplay):
-    """What a batch job would do."""
-
-    engine: str
-    needs_build: bool
-    """A model is built where the workers are."""
-    out: str
-    files: int
-    rows: int
-    parts: int
-    """Number of parts: one output file each, and what a resumed job repeats."""
-    done_parts: int
-    """Parts that an earlier run of the same job finished."""
-
-
-@dataclass(frozen=True, slots=True)
 class BatchReport(RichDisplay):
     """Report of `batch`: rows in, rows out, and the first failures."""
 
@@ -55,7 +39,7 @@ class BatchReport(RichDisplay):
     nodes: int
     """Nodes of the Ray cluster; 0 where nothing was left to do."""
     seconds: float
-    """Of this run, the start of Ray's processes left out."""
+    """Duration of this run, the start of Ray's processes left out."""
     rows_per_s: float | None
     """Rows of this run; None where everything was done before."""
     failures: tuple[FailedRow, ...]

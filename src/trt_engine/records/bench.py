@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 from trt_engine.device.info import Clocks
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
-from trt_engine.records.summary import PercentileRule, Summary, percentile, summarize
+from trt_engine.records.percentiles import PercentileRule, Summary, percentile, summarize
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class BenchRecord(RichDisplay):
     validation: str | None = None
     """For an engine built for another GPU: `not validated on a GPU`, or the result of its check and where."""
     engine_digest: str = ""
-    """Of the engine's files; equal digests are one engine. Empty in a record of an older version."""
+    """SHA-256 of the engine's files; equal digests are one engine. Empty in a record of an older version."""
 
     @property
     def qps(self) -> float:
@@ -168,21 +168,6 @@ class BenchReport:
         }
         copies = ("latency_ms", "enqueue_ms", "h2d_ms", "d2h_ms")
         return cls(**own | {name: summarize(getattr(record, name), rule) or UNSET for name in copies})
-
-
-@dataclass(frozen=True, slots=True)
-class BenchPlan(RichDisplay):
-    """Report of `bench --dry-run`: what would be measured, built and written."""
-
-    engine: str
-    needs_build: bool
-    """A model's engine comes from the store, or is built into it."""
-    device: str
-    shapes: dict[str, tuple[int, ...]]
-    """For a model, the requested shapes."""
-    protocol: Protocol
-    writes: tuple[str, ...]
-    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)

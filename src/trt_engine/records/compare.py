@@ -124,23 +124,6 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class ComparePlan(RichDisplay):
-    """Report of `compare --dry-run`: what would be measured, built and written."""
-
-    engines: tuple[str, ...]
-    builds: tuple[str, ...]
-    """Models whose engines come from the store, or are built into it."""
-    baseline: str | None
-    """File with the base; None where the first of `engines` is."""
-    rules: tuple[str, ...]
-    duration_s: float
-    restarts: int
-    """How often each engine is loaded."""
-    writes: tuple[str, ...]
-    dry_run: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class CompareReport(RichDisplay):
     """Report of `compare`. The first engine is the base."""
 

@@ -77,5 +77,5 @@ class DeployReport(RichDisplay):
     """Command that runs the result."""
     notes: tuple[str, ...] = ()
     preprocessing: tuple[PreprocessDifference, ...] = ()
-    """Of DeepStream: of the configuration written, and of the one to check."""
+    """Differences of DeepStream's pre-processing: of the configuration written, and of the one to check."""
     dry_run: bool = False

@@ -9,7 +9,7 @@ from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.parity import OutputError
 from trt_engine.records.passport import Precision
-from trt_engine.records.summary import Summary
+from trt_engine.records.percentiles import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,8 @@ class Evaluation:
     backend: str
     device: str
     metrics: dict[str, float]
-    """AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl (-1: nothing of that kind), or top1 and top5."""
+    """AP, AP50, AP75, APs, APm, APl, AR1, AR10, AR100, ARs, ARm, ARl (-1: nothing of that kind), or top1 and top5; empty for
+    images without labels."""
     batch: int
     """Images per query; a baseline uses the batches it supports."""
     latency_ms: Summary | None
@@ -41,33 +42,24 @@ class Evaluation:
     precision: Precision
     """Requested and measured precision."""
     runtime_info: dict[str, str]
-    predictions: int = 0
-    not_finite: int = 0
+    predictions: int
+    not_finite: int
 
 
-@dataclass(frozen=True, slots=True)
-class EvaluateReport(RichDisplay):
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluateReport(Evaluation, RichDisplay):
     """Report of `evaluate`: an engine over a dataset, and a baseline over the same images."""
 
-    engine: str
-    backend: str
-    device: str
     task: Literal["detect", "classify"]
     """`detect`: COCO metrics; `classify`: top1 and top5."""
-    metrics: dict[str, float]
-    """As of `Evaluation`; empty for images without labels."""
     images: int
     """Number of evaluated images."""
     skipped: int
     """Number of images that could not be read or do not fit."""
     skipped_images: tuple[SkippedImage, ...]
     """The first hundred of them, with the reason."""
-    latency_ms: Summary | None
-    """Time per batch, as of `Evaluation`."""
     per_image_ms: float | None
     """Mean time per batch over the batch; None with fewer images than one batch."""
-    samples_ms: tuple[float, ...]
-    batch: int
     dataset: str
     dataset_kind: Literal["coco", "folders", "arrays", "pictures"]
     dataset_digest: str
@@ -78,10 +70,6 @@ class EvaluateReport(RichDisplay):
     """Seed of their selection; None for the first ones."""
     vision: dict[str, Any]
     """The pre- and post-processing in force, and where it was declared."""
-    precision: Precision
-    predictions: int
-    not_finite: int
-    runtime_info: dict[str, str]
     environment: Environment
     wall_s: float
     started: str
@@ -97,19 +85,3 @@ class EvaluateReport(RichDisplay):
     passed: bool | None = None
     """Whether the main figure (AP or top1) dropped by no more than `max_drop`; None without a gate."""
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluatePlan(RichDisplay):
-    """Report of `evaluate --dry-run`: images, their processing, and what would be built and written."""
-
-    engine: str
-    needs_build: bool
-    """A model's engine comes from the store, or is built into it."""
-    dataset: str
-    dataset_kind: str
-    images: int
-    vision: dict[str, Any]
-    """The declared pre- and post-processing, as in `EvaluateReport`."""
-    writes: tuple[str, ...]
-    dry_run: bool = True

@@ -25,6 +25,14 @@ class OutputSummary:
     """Number of NaN or infinite values."""
 
 
+class Mask(msgspec.Struct, frozen=True):
+    """Pixels of one object, as COCO's compressed run lengths."""
+
+    size: tuple[int, int]
+    """Height and width of the image."""
+    counts: str
+
+
 class Detection(msgspec.Struct, frozen=True):
     """One object detected in an image, or (without a box) one class of it."""
 
@@ -34,6 +42,44 @@ class Detection(msgspec.Struct, frozen=True):
     """Confidence, 0 to 1."""
     box: tuple[float, float, float, float] | UnsetType = UNSET
     """Left, top, right, bottom in image pixels."""
+    mask: Mask | UnsetType = UNSET
+    keypoints: tuple[tuple[float, ...], ...] | UnsetType = UNSET
+    """x, y in image pixels, and a score where the network gives one."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSource:
+    """What a container states about its video."""
+
+    path: str
+    """The path, or the address without its password."""
+    codec: str
+    width: int
+    """Stored width in pixels, before a rotation; `height` likewise."""
+    height: int
+    fps: float
+    """Mean frame rate; 25 where it is not stated."""
+    frames: int | None
+    """Number of frames, as stated or by the duration; None where neither is."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoSummary:
+    """What was found in the frames of a video."""
+
+    source: VideoSource
+    frames: int
+    """Frames inferred: all that could be decoded."""
+    damaged_packets: int
+    """Packets that could not be decoded, or gave damaged frames."""
+    reconnects: int
+    """How often a camera was connected again."""
+    ended: str | None
+    """Why the video ended early."""
+    wall_s: float
+    """From the first packet to the last file."""
+    objects: dict[str, tuple[int, int]]
+    """Class -> objects in all frames together, and at most in one; the most frequent first. Nothing is tracked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +107,5 @@ class InferReport(RichDisplay):
     """Classes of an image, best first."""
     image_size: tuple[int, int] | UnsetType = UNSET
     """Image width and height in pixels."""
-
-
-@dataclass(frozen=True, slots=True)
-class InferPlan(RichDisplay):
-    """Report of `infer --dry-run`: what would be run, built and written."""
-
-    engine: str
-    needs_build: bool
-    """A model's engine comes from the store, or is built into it."""
-    inputs: str
-    """Source of the inputs."""
-    outputs: tuple[str, ...]
-    """Names of the outputs."""
-    writes: tuple[str, ...]
-    dry_run: bool = True
+    video: VideoSummary | UnsetType = UNSET
+    """What was found in a video; the samples are then times of batches."""

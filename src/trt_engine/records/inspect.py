@@ -44,6 +44,18 @@ class QuantPlacement:
 
 
 @dataclass(frozen=True, slots=True)
+class Unfused:
+    """A node that has the anchor of a fusion and is not part of one."""
+
+    fusion: str
+    """`attention`, `layer_norm`."""
+    node: str
+    operator: str
+    reason: str
+    """What was found, and what the fusion needs."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelReport(RichDisplay):
     """Report of `inspect` on an ONNX model."""
 
@@ -88,6 +100,11 @@ class ModelReport(RichDisplay):
     """Nodes that `macs` and `flops` leave out because a shape or the operator is not known, by operator."""
     placement: QuantPlacement | None = None
     """For a quantised graph."""
+    fusions: dict[str, int] = field(default_factory=dict)
+    """Number of fusions that the backend `onnxruntime` makes for a GPU, by name; for a CPU those of attention, rotary
+    embeddings and norms."""
+    unfused: tuple[Unfused, ...] = ()
+    """Nodes that are nearly part of a fusion."""
     kind: Literal["model"] = "model"
 
 

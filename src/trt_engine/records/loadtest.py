@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
-from trt_engine.records.summary import PercentileRule, Summary, percentile, summarize
+from trt_engine.records.percentiles import PercentileRule, Summary, percentile, summarize
 
 Loop = Literal["closed", "open"]
 PERCENTILE_RULE: PercentileRule = "trtexec"
@@ -39,31 +39,6 @@ class RateStep:
     """Failed requests."""
     passed: bool
     """Within the bound, without errors, and the server kept up."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoadtestPlan(RichDisplay):
-    """Report of `loadtest --dry-run`: what would be sent where."""
-
-    target: str
-    interface: Literal["http", "grpc", "engine"]
-    model: str
-    load: str
-    """How requests are sent, in words."""
-    shapes: dict[str, tuple[int, ...]]
-    """For a model, the requested shapes."""
-    duration_s: float
-    warmup_s: float
-    writes: tuple[str, ...]
-    needs_build: bool
-    """A model's engine comes from the store, or is built into it."""
-    version: str | None = None
-    """None where the server chooses it."""
-    inputs: str | None = None
-    """Where the inputs come from; None for a model."""
-    request_bytes: int | None = None
-    """Bytes of one request; None for a model."""
-    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +97,9 @@ class LoadtestRecord(RichDisplay):
     """Requests answered before the measured part."""
     gates: tuple[LoadGate, ...] = ()
     bound: str | None = None
-    """Of `--find-rate`: `p99:50ms`."""
+    """Bound of `--find-rate`: `p99:50ms`."""
     steps: tuple[RateStep, ...] = ()
-    """Of `--find-rate`, in the order tried."""
+    """Rates that `--find-rate` tried, in that order."""
     runtime_info: dict[str, str] = field(default_factory=dict)
     """What the server or the engine reports: platform, provider, precision."""
     warnings: tuple[str, ...] = ()

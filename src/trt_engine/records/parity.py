@@ -127,7 +127,7 @@ class ParityLimits:
     noise: float | None
     """The most noise over signal; None where it is not judged."""
     max_replaced_rows: float
-    """Of a model that sorts: share of rows that may be others, 0 to 1."""
+    """Share of rows of a model that sorts that may be others, 0 to 1."""
     allow_ties: bool
     """Rows that tie with the last one may be others too."""
     roundoff: float

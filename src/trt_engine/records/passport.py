@@ -132,7 +132,7 @@ class Candidate:
     build_s: float | None = None
     """Until it was built and checked; about 0 for one from the store."""
     median_ms: float | None = None
-    """Of its last round, as `p99_ms`; None where it was not measured."""
+    """Median of its last round, as `p99_ms`; None where it was not measured."""
     p99_ms: float | None = None
     slower_pct: float | None = None
     """Than the fastest of its last round, by what is optimised for; 0 for that one."""

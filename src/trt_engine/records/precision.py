@@ -94,17 +94,6 @@ class RangesReport(RichDisplay):
 
 
 @dataclass(frozen=True, slots=True)
-class RangesPlan(RichDisplay):
-    """Report of `ranges --dry-run`: what would be read and written."""
-
-    model: str
-    calib_data: str | None
-    """None for random inputs."""
-    writes: tuple[str, ...]
-    dry_run: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class QuantizedNode:
     """One node that was quantised, and how."""
 

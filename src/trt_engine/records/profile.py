@@ -13,7 +13,7 @@ from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.format import node_label
 from trt_engine.records.bench import Protocol
-from trt_engine.records.summary import Summary
+from trt_engine.records.percentiles import Summary
 
 Category = Literal[
     "matrix", "attention", "normalisation", "element-wise", "reduction", "copy", "reformat", "control", "other"
@@ -134,7 +134,7 @@ class KernelRow:
     total_ms: float
     """Sum of all launches in the capture."""
     mean_us: float
-    """Of one launch, as `median_us`, `min_us` and `max_us`."""
+    """Mean of one launch, as `median_us`, `min_us` and `max_us`."""
     median_us: float
     min_us: float
     max_us: float
@@ -221,7 +221,7 @@ class Counters:
 
     kernel: str
     duration_us: float | None
-    """Of one launch."""
+    """Time of one launch."""
     compute_pct: float | None
     """sm__throughput, % of peak."""
     memory_pct: float | None
@@ -279,7 +279,7 @@ class ProfileReport(RichDisplay):
     """Categories of kernels where there are any, else of layers."""
     bottleneck: Bottleneck
     counters: tuple[Counters, ...] = ()
-    """Of the kernels with most time; with `--ncu`."""
+    """Counters of the kernels with most time; with `--ncu`."""
     peaks: DevicePeaks | None = None
     """Peaks of the device, measured or from its datasheet; None where neither is known."""
     inferences: int = 0
@@ -311,22 +311,6 @@ class ProfileReport(RichDisplay):
         promised = self.peaks is not None and any(item.source == "datasheet" for item in self.peaks.peaks)
         counts = "operations and bytes counted from the graph"
         return f"{counts}, and on rates of its maker's data sheet" if promised else counts
-
-
-@dataclass(frozen=True, slots=True)
-class ProfilePlan(RichDisplay):
-    """Report of `profile --dry-run`: what would be profiled, built and written."""
-
-    engine: str
-    needs_build: bool
-    """A model's engine comes from the store, or is built into it."""
-    device: str
-    shapes: dict[str, tuple[int, ...]]
-    """For a model, the requested shapes."""
-    profiler: ProfilerName | None
-    """None for the best there is."""
-    writes: tuple[str, ...]
-    dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)

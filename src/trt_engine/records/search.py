@@ -7,7 +7,7 @@ from typing import Literal
 
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
-from trt_engine.records.summary import Summary
+from trt_engine.records.percentiles import Summary
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,24 +120,3 @@ class SearchReport(RichDisplay):
     seconds: float
     artifacts: dict[str, str]
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class SearchPlan(RichDisplay):
-    """Report of `search --dry-run`: candidate layers and measurements."""
-
-    model: str
-    to: str
-    dataset: str
-    metric: str
-    budget: float
-    groups: tuple[tuple[str, ...], ...]
-    """Names of the layers of each group."""
-    images: int
-    subset: int
-    measurements: int
-    """At most, about."""
-    writes: tuple[str, ...]
-    target: str = "tensorrt"
-    """The library that Q/DQ are placed for."""
-    dry_run: bool = True

@@ -11,8 +11,8 @@ from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Finding, StepTime
 from trt_engine.records.bench import Protocol
-from trt_engine.records.streams import StreamCapacity
-from trt_engine.records.summary import Summary
+from trt_engine.records.percentiles import Summary
+from trt_engine.records.streams import StreamCapacity, VideoCapacity
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class CliffPoint:
     batch: int
     images_per_s: float
     expected_images_per_s: float | None
-    """Throughput interpolated from neighbours (`trt_engine.sizing.cliffs`); None without any."""
+    """Throughput interpolated from neighbours (`trt_engine.verbs.size.cliffs`); None without any."""
     cliff: bool
     """True when it fell short twice."""
     engine: str = ""
@@ -111,24 +111,10 @@ class SizeReport(RichDisplay):
     """Error that ended an incomplete run."""
     capacity: StreamCapacity | UnsetType = UNSET
     """Streams within the deadline, with `deadline_ms`."""
+    video: VideoCapacity | UnsetType = UNSET
+    """Cameras measured with clips, with `video`."""
 
     @property
     def best(self) -> BatchResult | None:
         """The measurement with the most images a second: batch 1 where that delivers more than the doubling's last N."""
         return max((*self.all_batches, *self.batches), key=lambda result: result.images_per_s, default=None)
-
-
-@dataclass(frozen=True, slots=True)
-class SizePlan(RichDisplay):
-    """Report of `size --dry-run`: the pre-flight, and the engines and measurements the run may need."""
-
-    model: str
-    folder: str
-    engines: tuple[str, ...]
-    """The first engine, then those the doubling may come to."""
-    batches: tuple[int, ...]
-    """The largest batch of each."""
-    measurements: tuple[int, ...]
-    """Batch sizes that may be measured."""
-    preflight: tuple[PreflightCheck, ...]
-    dry_run: bool = True

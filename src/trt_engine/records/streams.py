@@ -7,6 +7,7 @@ from typing import Literal
 
 from trt_engine.config.streams import BatchPolicy, SourceGroup
 from trt_engine.environment import Environment
+from trt_engine.records.infer import VideoSource
 
 FrameMemory = Literal["host", "device"]
 """Where a frame is when it arrives: uploaded as part of its batch, or already on the device."""
@@ -156,7 +157,7 @@ class StreamCapacity:
     """Lower end of the interval of `streams`."""
     high: int
     confidence: float
-    """Of the interval `low` to `high`, by bootstrap over the turns and samples of the curve."""
+    """Confidence of the interval `low` to `high`, 0 to 1, by bootstrap over the turns and samples of the curve."""
     policy: BatchPolicy
     """The batching policy that carries most sources, or the given one."""
     late_share: float
@@ -184,4 +185,73 @@ class StreamCapacity:
     crops: int = 0
     """Rows of a second model for each inferred frame, on the same device."""
     crop_curve: tuple[CurveSummary, ...] = ()
-    """Of the second model."""
+    """Latencies of the second model."""
+
+
+@dataclass(frozen=True, slots=True)
+class VideoRun:
+    """One number of paced sources, for one duration."""
+
+    streams: int
+    frames: int
+    """Frames that arrived while it was measured."""
+    late: int
+    """Answered after the deadline."""
+    dropped: int
+    """Not answered: a newer frame of the source was there first."""
+    late_blocks: tuple[float, ...]
+    """Share of late and dropped frames in each second, 0 to 1."""
+    worst_share: float
+    """The share of the source that fared worst, 0 to 1."""
+    p50_ms: float | None
+    """Latency of the answered frames, from arrival to decoded result; None without any."""
+    p99_ms: float | None
+    busy_cores: float
+    """CPU time of the process over the duration."""
+    other_cores: float
+    """The same of everything else on the machine."""
+    parts: dict[str, float]
+    """CPU time of a frame in ms by part: `decoder`, `pre-processing`, `engine`, `post-processing` and `host` (queues,
+    hand-over, pacing), which is the process without the others."""
+
+    @property
+    def cpu_ms(self) -> float:
+        """CPU time of the process for a frame."""
+        return sum(self.parts.values())
+
+    @property
+    def late_share(self) -> float:
+        """Late and dropped frames over all frames."""
+        return (self.late + self.dropped) / max(1, self.frames)
+
+
+VideoLimit = Literal["decoder", "pre-processing", "engine", "post-processing", "host", "deadline", "none"]
+
+
+@dataclass(frozen=True, slots=True)
+class VideoCapacity:
+    """The largest number of clips played as cameras, decoded, inferred and decoded again in time: measured."""
+
+    sources: tuple[VideoSource, ...]
+    deadline_ms: float
+    """From the arrival of a frame's last packet to its decoded result."""
+    late: float
+    """Allowed share of late or dropped frames."""
+    streams: int
+    """The largest number within the deadline; 0 if not even one is."""
+    low: int
+    """Lower end of the interval of `streams`: the largest number tried that is within the allowed share for certain."""
+    high: int
+    """Upper end: below the smallest number tried that is beyond it for certain."""
+    confidence: float
+    """Confidence of `low` and `high`, 0 to 1, from the shares of the seconds."""
+    policy: BatchPolicy
+    cores: int
+    """CPU cores that the process may use."""
+    limit: VideoLimit
+    """What more of would carry more sources; `none` where the search ended at its largest number."""
+    limit_reason: str
+    part_streams: dict[str, float]
+    """Part -> streams that all cores would carry with this part alone; of an engine on a GPU, what its curve allows."""
+    runs: tuple[VideoRun, ...]
+    """In the order measured."""

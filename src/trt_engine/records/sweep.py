@@ -16,8 +16,8 @@ from trt_engine.records.base import StepTime
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import EvaluateReport
 from trt_engine.records.parity import Parity
+from trt_engine.records.percentiles import Summary
 from trt_engine.records.profile import ProfileReport
-from trt_engine.records.summary import Summary
 
 _FLOATS = ("fp32", "tf32", "fp16", "bf16", "as-is")
 _SLOWDOWN_RATIO = 1.05

@@ -59,7 +59,7 @@ class UpgradeItem:
     comparison: Comparison
     """Speed with interval, layers and fusions. Outputs are in `parity` and `metrics` of each version."""
     compatibility: Compatibility
-    """Of the old plan with the new library."""
+    """Verdict on the old plan with the new library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class UpgradeReport(RichDisplay):
     reason: str
     """The failed gates, or those that could not be judged, in words."""
     exit_code: int
-    """Of the worst failed gate: 10, 7, 6 or 8; 0 without one."""
+    """Exit code of the worst failed gate: 10, 7, 6 or 8; 0 without one."""
     environment: Environment
     """The new one."""
     method: str

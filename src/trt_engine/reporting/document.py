@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
-from trt_engine.format import is_hidden
+from trt_engine.escapes import is_hidden
 from trt_engine.reporting.charts import Chart
 
 
@@ -66,7 +66,15 @@ class Links:
     rows: tuple[tuple[str, str, str | None], ...]
 
 
-Block = Paragraph | Notice | Facts | Table | Commands | Links | tuple[Chart, ...]
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A JPEG file, shown in HTML; its path is text elsewhere."""
+
+    caption: str
+    path: str
+
+
+Block = Picture | Paragraph | Notice | Facts | Table | Commands | Links | tuple[Chart, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,18 +3,20 @@ for a notebook cell."""
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
 from importlib import resources
+from pathlib import Path
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from trt_engine.reporting.charts import Chart
 from trt_engine.reporting.charts.draw import draw, legend
-from trt_engine.reporting.document import Block, Facts, Links, Paragraph, ReportDocument, Section, Table
+from trt_engine.reporting.document import Block, Facts, Links, Paragraph, Picture, ReportDocument, Section, Table
 
 MARK = '<meta name="generator" content="trt-engine report">'
 
@@ -51,6 +53,7 @@ def _templates() -> Environment:
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
     templates.globals |= {"kind": _block_kind, "svg": _render_chart, "legend": _render_legend, "code": _render_code}
+    templates.globals["picture"] = _picture_data
     return templates
 
 
@@ -64,6 +67,18 @@ def _render_code(text: str) -> Markup:
     return Markup("").join(
         Markup("<code>{}</code>").format(part) if index % 2 else part for index, part in enumerate(parts)
     )
+
+
+_PICTURE_BYTES = 4 << 20
+
+
+def _picture_data(picture: Picture) -> str:
+    """The JPEG file as a data URL; empty where it is gone, large or another file."""
+    try:
+        data = Path(picture.path).read_bytes() if Path(picture.path).stat().st_size <= _PICTURE_BYTES else b""
+    except OSError:
+        return ""
+    return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}" if data.startswith(b"\xff\xd8\xff") else ""
 
 
 def _render_chart(chart: Chart) -> Markup:

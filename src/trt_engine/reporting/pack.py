@@ -14,8 +14,9 @@ import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO
 
 import msgspec
 
@@ -35,18 +36,12 @@ from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.public_function import public_function
 from trt_engine.reporting.report import render
-from trt_engine.reporting.run_records import RunRecords
+from trt_engine.reporting.run_records import RECORD_FILES, RunRecords
 from trt_engine.run_folder import (
     CELLS,
-    COMPARE,
-    LOADTEST,
     MANIFEST,
     PLAN,
-    PROFILE,
-    RECORDS,
     REPORT,
-    RUN,
-    SIZE,
     OmittedFile,
     PackedFile,
     PackManifest,
@@ -67,6 +62,7 @@ _FIXED_DATE = (1980, 1, 1, 0, 0, 0)
 """Date of every member: the oldest in the zip format."""
 _FIXED_TIME_S = 315532800
 _CHUNK = 1 << 20
+_RECORDS = {file.name for file in RECORD_FILES}
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +170,7 @@ def _manifest(
         schema_version=1,
         tool={"name": "trt-engine", "version": distribution_version("trt-engine") or "unknown"},
         name=name,
-        holds=_recorded_verbs(run),
+        holds=tuple(dict.fromkeys(file.verb for file in run.recorded)),
         how_to_read=(
             "trt-engine report ARCHIVE",
             "trt-engine inspect ARCHIVE",
@@ -186,18 +182,6 @@ def _manifest(
         omitted=left_out,
         redacted=tuple(m.path for m in members if m.redacted),
     )
-
-
-def _recorded_verbs(run: RunRecords) -> tuple[str, ...]:
-    parts = (
-        ("size", run.size),
-        ("run", run.manifest or run.cells),
-        ("bench", run.measurements),
-        ("profile", run.profile),
-        ("compare", run.comparison),
-        ("loadtest", run.loads),
-    )
-    return tuple(verb for verb, there in parts if there)
 
 
 def _versions(run: RunRecords) -> dict[str, str]:
@@ -230,8 +214,7 @@ def _select_files(
             if reason is not None:
                 left.append(OmittedFile(name, nbytes, reason))
             else:
-                made = _make_text_member if path.suffix.lower() in _TEXT_SUFFIXES else _make_plain_member
-                members.append(made(path, name, kind))
+                members.append(_make_member(path, name, kind))
     order = ("record", "report", "other", "raw", "engine")
     return sorted(members, key=lambda m: (order.index(m.kind), m.path)), tuple(left)
 
@@ -253,12 +236,10 @@ def _file_kind(name: str) -> str:
     path = PurePosixPath(name)
     suffix = path.suffix.lower()
     first = path.parts[0]
-    if name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, LOADTEST, PLAN) or (first == CELLS and suffix == ".json"):
+    if path.name in _RECORDS or name == PLAN or (first == CELLS and suffix == ".json"):
         return "record"
     if suffix in _ENGINE_SUFFIXES:
         return "engine"
-    if path.name in (RECORDS, PROFILE, COMPARE, LOADTEST):
-        return "record"
     traced = suffix == ".json" and path.stem.startswith(("timeline", "onnxruntime"))
     if suffix in _RAW_SUFFIXES or traced or (first in _RAW_FOLDERS and suffix not in (".log", ".txt")):
         return "raw"
@@ -267,36 +248,32 @@ def _file_kind(name: str) -> str:
 
 def _omission_reason(path: Path, name: str, kind: str, raw: bool, engines: bool) -> str | None:
     """Why a file is omitted, or None."""
-    if path.is_symlink():
-        return "a link"
-    if path.is_dir():
-        return "an empty folder"
-    if not path.is_file():
-        return "not a plain file"
-    if any(part.startswith(".") for part in PurePosixPath(name).parts):
-        return "hidden"
-    if is_archive(path):
-        return "an archive itself"
-    if kind == "raw" and not raw:
-        return "a raw profile: left out with `--no-raw`"
-    if kind == "engine" and not engines:
-        return "an engine or model: added with `--engines`"
-    return None
+    reasons = {
+        "a link": path.is_symlink(),
+        "an empty folder": path.is_dir(),
+        "not a plain file": not path.is_file(),
+        "hidden": any(part.startswith(".") for part in PurePosixPath(name).parts),
+        "an archive itself": is_archive(path),
+        "a raw profile: left out with `--no-raw`": kind == "raw" and not raw,
+        "an engine or model: added with `--engines`": kind == "engine" and not engines,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def _make_plain_member(path: Path, name: str, kind: str) -> _Member:
-    return _Member(name, kind, path, path.stat().st_size, file_digest(path))
-
-
-def _make_text_member(path: Path, name: str, kind: str) -> _Member:
-    """A text member with home folders redacted: hashed now, read again when written."""
+def _make_member(path: Path, name: str, kind: str) -> _Member:
+    """A file as it will stand in the archive: hashed now, read again when written."""
     total, nbytes, redacted = hashlib.sha256(), 0, False
     with open_regular(path) as file:
-        for piece, changed in redact_home_chunks(file):
+        for piece, changed in _pieces(file, path.suffix.lower() in _TEXT_SUFFIXES):
             total.update(piece)
             nbytes += len(piece)
             redacted |= changed
     return _Member(name, kind, path, nbytes, f"sha256:{total.hexdigest()}", redacted)
+
+
+def _pieces(file: IO[bytes], is_text: bool) -> Iterator[tuple[bytes, bool]]:
+    """The pieces of a file, home folders in a text redacted, and whether a piece was changed."""
+    return redact_home_chunks(file) if is_text else ((piece, False) for piece in iter(partial(file.read, _CHUNK), b""))
 
 
 def _sha256(data: bytes) -> str:
@@ -340,40 +317,23 @@ def _write_zip(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
                     into.write(chunk)
 
 
-class _RedactedFile(io.RawIOBase):
-    """A text file with home folders redacted."""
-
-    def __init__(self, source: IO[bytes]) -> None:
-        super().__init__()
-        self._source = source
-        self._pieces = redact_home_chunks(source)
-        self._piece = io.BytesIO()
-
-    def read(self, size: int = -1) -> bytes:
-        """Read exactly `size` bytes unless at the end: archive writers treat a short read as the end."""
-        size = _CHUNK if size < 0 else size
-        made = self._piece.read(size)
-        while len(made) < size and (found := next(self._pieces, None)) is not None:
-            self._piece = io.BytesIO(found[0])
-            made += self._piece.read(size - len(made))
-        return made
-
-    def close(self) -> None:
-        self._source.close()
-        super().close()
-
-
 class _VerifiedFile(io.RawIOBase):
-    """A file verified against its digest; raises `SetupError` if it changed."""
+    """The bytes of a member, home folders redacted where it says so; raises `SetupError` where they are not its digest's."""
 
     def __init__(self, member: _Member, source: IO[bytes]) -> None:
         super().__init__()
         self._member, self._source = member, source
+        self._pieces = (piece for piece, _ in _pieces(source, member.redacted))
+        self._buffer = b""
         self._seen = hashlib.sha256()
         self._remaining = member.nbytes
 
     def read(self, size: int = -1) -> bytes:
-        chunk = self._source.read(_CHUNK if size < 0 else size)
+        """Read exactly `size` bytes unless at the end: archive writers treat a short read as the end."""
+        size = _CHUNK if size < 0 else size
+        while len(self._buffer) < size and (more := next(self._pieces, None)) is not None:
+            self._buffer += more
+        chunk, self._buffer = self._buffer[:size], self._buffer[size:]
         self._seen.update(chunk)
         self._remaining -= len(chunk)
         ended = not chunk or not self._remaining
@@ -391,6 +351,4 @@ class _VerifiedFile(io.RawIOBase):
 def _open_member(member: _Member) -> IO[bytes]:
     if isinstance(member.data, bytes):
         return io.BytesIO(member.data)
-    source: Any = open_regular(member.data)
-    text: Any = _RedactedFile(source) if member.redacted else source
-    return _VerifiedFile(member, text)  # type: ignore[return-value]
+    return _VerifiedFile(member, open_regular(member.data))  # type: ignore[return-value]

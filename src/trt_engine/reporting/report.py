@@ -12,9 +12,9 @@ from trt_engine.records.bench import BenchRecord
 from trt_engine.records.profile import ProfileReport
 from trt_engine.records.sweep import CellResult
 from trt_engine.reporting import html, markdown, text
+from trt_engine.reporting.page import build_document
 from trt_engine.reporting.run_records import RunRecords
-from trt_engine.reporting.sections import build_document
-from trt_engine.reporting.speedup import SpeedupExplanation, Speedups
+from trt_engine.reporting.speedup import Speedup, Speedups
 from trt_engine.run_folder import REPORT
 from trt_engine.tensors import suggest
 
@@ -121,9 +121,9 @@ def _summarize_cell(cell: CellResult) -> dict[str, Any]:
     return stated
 
 
-def _summarize_speedup(item: SpeedupExplanation) -> dict[str, Any]:
+def _summarize_speedup(item: Speedup) -> dict[str, Any]:
     steps = [
-        {"aspects": stage.aspects, "before": stage.before.spec.label, "after": stage.after.spec.label,
+        {"aspects": stage.aspects, "before": stage.base.spec.label, "after": stage.other.spec.label,
          "factor": stage.factor}
         for stage in item.steps
     ]  # fmt: skip

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -19,6 +20,7 @@ from trt_engine.records.size import SizeReport
 from trt_engine.records.sweep import CellResult, RunManifest
 from trt_engine.records.upgrade import UpgradeReport
 from trt_engine.run_folder import (
+    CELLS,
     COMPARE,
     LOADTEST,
     PROFILE,
@@ -36,6 +38,29 @@ _MAX_MS = 1e12
 """Thirty years: longer or negative times are invalid."""
 _T = TypeVar("_T")
 _R = TypeVar("_R", BenchRecord, LoadtestRecord)
+
+
+class RecordFile(NamedTuple):
+    """A file (or the folder) of one kind of record in a run."""
+
+    field: str
+    """Field of `RunRecords`."""
+    name: str
+    verb: str
+    title: str
+    """In the list of files of a report."""
+
+
+RECORD_FILES = (
+    RecordFile("size", SIZE, "size", "size document"),
+    RecordFile("manifest", RUN, "run", "run document"),
+    RecordFile("cells", CELLS, "run", "cells"),
+    RecordFile("measurements", RECORDS, "bench", "samples"),
+    RecordFile("profile", PROFILE, "profile", "profile document"),
+    RecordFile("comparison", COMPARE, "compare", "compare document"),
+    RecordFile("upgrade", UPGRADE, "upgrade-check", "upgrade document"),
+    RecordFile("loads", LOADTEST, "loadtest", "load tests"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +85,11 @@ class RunRecords:
 
     folder: Path
     """The run folder; for an archive, the folder it would unpack to."""
-    size: SizeReport | None
-    command: str | None
+    size: SizeReport | None = None
+    command: str | None = None
     """The command line of the run."""
-    warnings: tuple[str, ...]
-    measurements: tuple[BenchRecord, ...]
+    warnings: tuple[str, ...] = ()
+    measurements: tuple[BenchRecord, ...] = ()
     """Measurements of `records.jsonl`."""
     skipped: tuple[str, ...] = ()
     """Descriptions of skipped records."""
@@ -84,55 +109,53 @@ class RunRecords:
         folder = as_path(folder, "`folder`")
         _check_folder(folder)
         files = RunFiles.open(folder)
-        names = [name for name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, UPGRADE, LOADTEST) if files.contains(name)]
-        cell_names = files.cell_names()
-        if not names and not cell_names:
+        names = [file.name for file in RECORD_FILES if file.name != CELLS and files.contains(file.name)]
+        names += files.cell_names()
+        if not names:
             raise UsageError(not_a_run_folder(folder), hint=_RUN_FOLDER_HINT)
         said: list[str] = []
         size = _read_size(files) if SIZE in names else None
-        measurements = _read_records(files, RECORDS, BenchRecord, said) if RECORDS in names else ()
-        loads = _read_records(files, LOADTEST, LoadtestRecord, said) if LOADTEST in names else ()
-        manifest = _read_record(files, RUN, RunManifest, said) if RUN in names else None
-        results = [_read_record(files, name, CellResult, said) for name in cell_names]
-        profile = _read_record(files, PROFILE, _ProfileDocument, said) if PROFILE in names else None
+        measurements = _read_records(files, RECORDS, BenchRecord, said)
+        loads = _read_records(files, LOADTEST, LoadtestRecord, said)
+        manifest = _read_record(files, RUN, RunManifest, said)
+        results = {name: _read_record(files, name, CellResult, said) for name in files.cell_names()}
+        profile = _read_record(files, PROFILE, _ProfileDocument, said)
         if profile is not None and profile.batch < 1:
             said.append(f"{PROFILE} was left out: its batch is {profile.batch}")
             profile = None
-        comparison = _read_record(files, COMPARE, CompareReport, said) if COMPARE in names else None
+        comparison = _read_record(files, COMPARE, CompareReport, said)
         for side in comparison.sides if comparison is not None else ():
-            if (
-                comparison is not None
-                and (odd := _invalid_reason(side.record) or _invalid_blocks_reason(side.blocks_ms)) is not None
-            ):
+            if odd := _invalid_reason(side.record) or _invalid_times(value for ms in side.blocks_ms for value in ms):
                 said.append(f"{COMPARE} was left out: of `{side.label}` {odd}")
                 comparison = None
-        upgrade = _read_record(files, UPGRADE, UpgradeReport, said) if UPGRADE in names else None
-        whole: list[CellResult] = []
-        for name, result in zip(cell_names, results, strict=True):
-            if result is not None and (odd := _invalid_reason(result.bench)) is not None:
-                said.append(f"the measurement in {name} was left out: {odd}")
-                result = replace(result, bench=None)
-            if result is not None and result.profile is not None and result.profile.batch < 1:
-                said.append(f"the profile in {name} was left out: its batch is {result.profile.batch}")
-                result = replace(result, profile=None)
-            whole += [result] if result is not None else []
-        cells = _order_cells(manifest, whole)
-        if not (size or measurements or manifest or cells or profile or comparison or upgrade or loads):
-            where = files.display_path(names[0] if names else cell_names[0])
+                break
+        upgrade = _read_record(files, UPGRADE, UpgradeReport, said)
+        cells = _order_cells(manifest, [_sound_cell(name, cell, said) for name, cell in results.items() if cell])
+        own = {(record.engine, record.started, record.compute_ms) for cell in cells if (record := cell.bench)}
+        run = cls(
+            files.folder, size,
+            command=next((found.command for found in (size, manifest, profile) if found is not None), None) or None,
+            warnings=tuple(
+                dict.fromkeys(
+                    text for part in (size, profile, comparison, upgrade) if part is not None for text in part.warnings
+                )
+            ),
+            measurements=tuple(r for r in measurements if (r.engine, r.started, r.compute_ms) not in own),
+            skipped=tuple(said), manifest=manifest, cells=cells, profile=profile, comparison=comparison,
+            upgrade=upgrade, files=files, loads=_final_loads(loads),
+        )  # fmt: skip
+        if not (run.recorded or measurements):
             raise UsageError(
-                f"`{where}` holds no complete record" + "".join(f": {reason}" for reason in said),
+                f"`{files.display_path(names[0])}` holds no complete record"
+                + "".join(f": {reason}" for reason in said),
                 hint=f"measure again: `trt-engine bench ENGINE -o {folder}`",
             )
-        own = {(record.engine, record.started, record.compute_ms) for cell in cells if (record := cell.bench)}
-        kept = tuple(r for r in measurements if (r.engine, r.started, r.compute_ms) not in own)
-        stated = [*(size.warnings if size else ()), *(profile.warnings if profile else ())]
-        stated += comparison.warnings if comparison else ()
-        stated += upgrade.warnings if upgrade else ()
-        command = next((found.command for found in (size, manifest, profile) if found is not None), None) or None
-        return cls(
-            files.folder, size, command, tuple(dict.fromkeys(stated)), kept, tuple(said), manifest, cells, profile,
-            comparison, upgrade, files, _final_loads(loads),
-        )  # fmt: skip
+        return run
+
+    @property
+    def recorded(self) -> list[RecordFile]:
+        """The files that it has records of."""
+        return [file for file in RECORD_FILES if getattr(self, file.field)]
 
     @property
     def complete(self) -> bool:
@@ -149,20 +172,11 @@ class RunRecords:
     @property
     def environment(self) -> Environment:
         """The environment of the first record that has one."""
-        evaluated = next((cell.evaluation for cell in self.cells if cell.evaluation is not None), None)
-        profiled = next((cell.profile for cell in self.cells if cell.profile is not None), None)
-        first = (
-            self.size,
-            self.manifest,
-            *self.benches,
-            self.profile,
-            self.comparison,
-            self.upgrade,
-            evaluated,
-            profiled,
-            *self.loads,
-        )
-        return next((record.environment for record in first if record is not None), _UNKNOWN_ENVIRONMENT)
+        parts = (
+            self.size, self.manifest, *self.benches, self.profile, self.comparison, self.upgrade,
+            *(cell.evaluation for cell in self.cells), *(cell.profile for cell in self.cells), *self.loads,
+        )  # fmt: skip
+        return next((part.environment for part in parts if part is not None), _UNKNOWN_ENVIRONMENT)
 
 
 _UNKNOWN_ENVIRONMENT = Environment("not recorded", "not recorded", "not recorded", "not recorded", 0, (), 0)
@@ -180,21 +194,29 @@ def _check_folder(folder: Path) -> None:
     if not folder.exists():
         raise UsageError(f"no such folder `{folder}`", hint=_RUN_FOLDER_HINT)
     if not folder.is_dir():
-        whole = folder.name in (SIZE, RECORDS, RUN, PROFILE, COMPARE, UPGRADE, LOADTEST)
+        whole = any(folder.name == file.name for file in RECORD_FILES)
         raise UsageError(
             f"`{folder}` is a file, expected the folder of a run, or an archive of one (.tar.gz, .zip)",
             hint=f"`trt-engine report {folder.parent}`" if whole else _RUN_FOLDER_HINT,
         )
 
 
+def _sound_cell(name: str, cell: CellResult, skipped: list[str]) -> CellResult:
+    """The cell without a measurement or profile that cannot be true."""
+    if (odd := _invalid_reason(cell.bench)) is not None:
+        skipped.append(f"the measurement in {name} was left out: {odd}")
+        cell = replace(cell, bench=None)
+    if cell.profile is not None and cell.profile.batch < 1:
+        skipped.append(f"the profile in {name} was left out: its batch is {cell.profile.batch}")
+        cell = replace(cell, profile=None)
+    return cell
+
+
 def _order_cells(manifest: RunManifest | None, results: list[CellResult]) -> tuple[CellResult, ...]:
     """Order the cells as in the plan; those without a record get the state `waiting`."""
     found = {result.spec.label: result for result in results}
-    if manifest is None:
-        return tuple(found.values())
-    planned = [found.get(spec.label) or CellResult(spec, "waiting") for spec in manifest.cells]
-    labels = {spec.label for spec in manifest.cells}
-    return (*planned, *(result for label, result in found.items() if label not in labels))
+    planned = {spec.label: CellResult(spec, "waiting") for spec in manifest.cells} if manifest is not None else {}
+    return tuple((planned | found).values())
 
 
 def _read_size(files: RunFiles) -> _SizeDocument:
@@ -228,6 +250,8 @@ def _check_version(head: dict[str, Any], path: str) -> None:
 
 def _read_record(files: RunFiles, name: str, kind: type[_T], skipped: list[str]) -> _T | None:
     """Read an optional record; an unreadable one is reported in `skipped`."""
+    if not files.contains(name):
+        return None
     try:
         raw = files.read(name)
     except TrtEngineError as error:
@@ -238,42 +262,40 @@ def _read_record(files: RunFiles, name: str, kind: type[_T], skipped: list[str])
         return None
     try:
         head: Any = decode_json(raw)
-    except msgspec.DecodeError as error:
-        skipped.append(f"{name} is damaged and was left out: {_lower_first(error)}")
-        return None
-    if isinstance(head, dict):
-        _check_version(head, files.display_path(name))
-    try:
+        if isinstance(head, dict):
+            _check_version(head, files.display_path(name))
         return msgspec.convert(head, kind)
     except (msgspec.ValidationError, RecursionError) as error:
         skipped.append(f"{name} is not what was expected there and was left out: {_lower_first(error)}")
-        return None
+    except msgspec.DecodeError as error:
+        skipped.append(f"{name} is damaged and was left out: {_lower_first(error)}")
+    return None
 
 
 def _read_records(files: RunFiles, name: str, kind: type[_R], skipped: list[str]) -> tuple[_R, ...]:
     """Read a file of records, one a line; skipped lines are reported. An interruption leaves a truncated last line."""
-    lines = files.read(name).split(b"\n")
+    lines = files.read(name).split(b"\n") if files.contains(name) else []
     found: list[_R] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             record = decode_json(line, kind)
-            if (odd := _invalid_reason(record)) is not None:
-                skipped.append(f"line {number} of {name} was left out: {odd}")
-                continue
-            found.append(record)
         except msgspec.DecodeError as error:
             if "truncated" not in str(error) and (number < len(lines) or isinstance(error, msgspec.ValidationError)):
                 raise _damaged_line(files, name, number, error) from error
             skipped.append(f"line {number} of {name} is cut off and was skipped")
+            continue
+        if (odd := _invalid_reason(record)) is not None:
+            skipped.append(f"line {number} of {name} was left out: {odd}")
+        else:
+            found.append(record)
     return tuple(found)
 
 
 def _final_loads(records: tuple[LoadtestRecord, ...]) -> tuple[LoadtestRecord, ...]:
     """Without the steps of a search that ended: its result names them."""
-    ends = [place for place, record in enumerate(records) if record.steps]
-    last = ends[-1] if ends else -1
+    last = max((place for place, record in enumerate(records) if record.steps), default=-1)
     return tuple(record for place, record in enumerate(records) if record.steps or not record.bound or place > last)
 
 
@@ -284,25 +306,23 @@ def _invalid_reason(record: BenchRecord | LoadtestRecord | None) -> str | None:
     if record.batch < 1:
         return f"its batch is {record.batch}"
     times = record.compute_ms if isinstance(record, BenchRecord) else (*record.latency_ms, *record.sent_s)
-    if not all(0 <= value < _MAX_MS for value in (*times, record.wall_s)):
-        return "it has times that no clock gives"
+    if odd := _invalid_times((*times, record.wall_s)):
+        return odd
     if isinstance(record, LoadtestRecord) and len(record.sent_s) != len(record.latency_ms):
         return "it has more times than answers"
     return None if all(0 <= percent <= 100 for percent in record.percentiles) else "it has percentiles beyond 100"
 
 
-def _invalid_blocks_reason(blocks_ms: tuple[tuple[float, ...], ...]) -> str | None:
-    sound = all(0 <= value < _MAX_MS for block in blocks_ms for value in block)
-    return None if sound else "it has times that no clock gives"
+def _invalid_times(times: Iterable[float]) -> str | None:
+    return None if all(0 <= value < _MAX_MS for value in times) else "it has times that no clock gives"
 
 
 def _damaged_line(files: RunFiles, name: str, number: int, error: Exception) -> TrtEngineError:
     path = files.display_path(name)
+    again = f"remove that line (`sed -i {number}d {path}`), or measure again"
     return UsageError(
         f"line {number} of `{path}` is not a measurement: {_lower_first(error)}",
-        hint="ask for the archive again, or measure again"
-        if files.packed
-        else f"remove that line (`sed -i {number}d {path}`), or measure again",
+        hint="ask for the archive again, or measure again" if files.packed else again,
     )
 
 

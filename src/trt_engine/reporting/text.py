@@ -6,7 +6,7 @@ import textwrap
 import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
-from trt_engine.format import join_lines
+from trt_engine.escapes import join_lines
 from trt_engine.reporting.document import (
     Block,
     Commands,

@@ -13,11 +13,12 @@ from trt_engine.runtime.bound_call import BoundCall, BoundCallHome
 from trt_engine.runtime.context_pool import ContextPool
 from trt_engine.runtime.load_balancing import Strategy
 from trt_engine.runtime.prepared_context import select_profile
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.replicas import Replicas
 from trt_engine.tensors import Tensors
 
 
-class HostRunner(RunnerBase):
+class HostRunner(ProcessBound, RunnerBase):
     """A runner over a session with `run`, without copies or locks. `width` limits a batcher, not callers."""
 
     def __init__(
@@ -45,6 +46,8 @@ class HostRunner(RunnerBase):
 
     def close(self) -> None:
         """Close the session; no thread may be inside `run` or a bound call."""
+        if self._forked:
+            return
         for call in [*self._bound_calls]:
             call.close()
         self.session.close()

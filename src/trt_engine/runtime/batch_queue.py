@@ -13,6 +13,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from trt_engine.errors import Overloaded, UsageError
+from trt_engine.runtime.inference_future import InferenceFuture
 
 
 @dataclass(slots=True, eq=False)
@@ -25,7 +26,7 @@ class Request:
     nbytes: int
     key: Hashable
     """Requests with equal keys can share a batch: same inputs, dtypes and shapes except rows."""
-    future: Future[Any]
+    future: InferenceFuture[Any]
     arrived_s: float
     due_s: float
     """When it is dispatched even in a partial batch."""

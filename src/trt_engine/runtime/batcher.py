@@ -28,6 +28,8 @@ from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, Request
 from trt_engine.runtime.batch_rows import DEFAULT_MAX_BATCH, BatchLayout, concat, row_count, split
 from trt_engine.runtime.batch_stats import BatchCounters, BatchStats
+from trt_engine.runtime.inference_future import InferenceFuture
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.tensors import Tensors
 
 log = logging.getLogger(__name__)
@@ -38,7 +40,7 @@ _NOT_RETRIED = (DeviceLost, Overloaded, DeadlineExpired)
 """Errors not caused by a request: the batch is not bisected."""
 
 
-class Batcher(RunnerBase):
+class Batcher(ProcessBound, RunnerBase):
     """A runner that batches requests for another runner: up to `max_batch` rows, waiting up to `max_wait_ms`.
 
     `submit` returns a future; `run` waits for it. A batch is dispatched when it is full or its oldest request has waited
@@ -104,7 +106,6 @@ class Batcher(RunnerBase):
         ]
         self._rejections: SimpleQueue[tuple[Request, BaseException] | None] = SimpleQueue()
         self._rejecter: threading.Thread | None = None
-        self._process_id = os.getpid()
         self._start_threads()
 
     def _start_threads(self) -> None:
@@ -129,20 +130,24 @@ class Batcher(RunnerBase):
         self._finalizer = weakref.finalize(self, _end_threads, *queues, self.width, self._at_exit, self._process_id)
         self._finalizer.atexit = False
 
-    def submit(self, feeds: Tensors, *, priority: int = 0, deadline_ms: float | None = None) -> Future[dict[str, Any]]:
+    def submit(
+        self,
+        feeds: Tensors,
+        *,
+        priority: int = 0,
+        deadline_ms: float | None = None,
+        done: Callable[[Future[dict[str, Any]]], None] | None = None,
+    ) -> InferenceFuture[dict[str, Any]]:
         """A future of the outputs for feeds `[rows, ...]` in the dtypes of the signature; the arrays must not change until
         it is done or cancelled.
 
         `priority` moves a request forward by `priority` * `priority_ms`. A request not started within `deadline_ms` gets
-        `DeadlineExpired`. Raises `Overloaded` if the queue is full, `FeedError` for feeds that cannot be batched (only rows
-        are checked), `UsageError` in a child that was forked.
+        `DeadlineExpired`. `done` is called with the future by the thread that resolves it. Raises `Overloaded` if the queue
+        is full, `FeedError` for feeds that cannot be batched (only rows are checked).
         """
-        if os.getpid() != self._process_id:
-            raise UsageError(
-                f"process {os.getpid()} was forked from {self._process_id}, whose threads run the batches",
-                hint="load the engine in the child, or start it with `spawn`",
-            )
         request = self._make_request(feeds, priority, deadline_ms)
+        if done is not None:  # before it can run: a callback that is added later is called by the thread that adds it
+            request.future.add_done_callback(done)
         self._admission.admit(request)
         return request.future
 
@@ -188,6 +193,8 @@ class Batcher(RunnerBase):
 
         Raises `UsageError` from inside a request.
         """
+        if self._forked:
+            return
         if self.is_own_thread():
             raise UsageError("`close` was called from inside a request", hint="close from the thread that loaded")
         self._admission.close()
@@ -487,7 +494,7 @@ def _copy_error(error: BaseException) -> BaseException:
     return again
 
 
-class _RequestFuture(Future[dict[str, Any]]):
+class _RequestFuture(InferenceFuture[dict[str, Any]]):
     """A future that calls back when it is cancelled."""
 
     def __init__(self, on_cancel: Callable[[Future[Any]], None]) -> None:

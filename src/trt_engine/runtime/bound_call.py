@@ -20,6 +20,7 @@ from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.protocols import Session
 from trt_engine.runtime.prepared_context import PreparedContext
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.staging import CopyThreads, StagedArray
 from trt_engine.tensors import Shape, Tensors, TensorSpec, dtype, dtype_name, format_shape
 
@@ -62,7 +63,7 @@ class BoundCallHome:
     copy_threads: CopyThreads = field(default_factory=CopyThreads)
 
 
-class BoundCall(RichDisplay):
+class BoundCall(ProcessBound, RichDisplay):
     """An inference on fixed memory, from `InferenceEngine.bind`: `call()`, `call.enqueue(stream)`, `call.close()`.
 
     It keeps the arrays alive. For one thread at a time; each `call()` reads the inputs again and overwrites the outputs.
@@ -172,6 +173,8 @@ class BoundCall(RichDisplay):
 
     def close(self) -> None:
         """Wait for the inference in flight and free what is not the caller's. Idempotent."""
+        if self._forked:
+            return
         with self._busy:
             if not self._closed:
                 self._home.exclusively(self.release, True)

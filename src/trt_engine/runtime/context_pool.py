@@ -17,6 +17,7 @@ from trt_engine.protocols import RunnerBase, Session
 from trt_engine.runtime.bound_call import BoundCall
 from trt_engine.runtime.cuda_graph_policy import GraphPolicy, GraphStats
 from trt_engine.runtime.executor import Events, Executor
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.staging import CopyThreads
 from trt_engine.runtime.stats import LatencySummary
 from trt_engine.runtime.wait_queue import Slot, WaitQueue
@@ -40,7 +41,7 @@ class PoolStats:
     memory: MemoryStats | None = None
 
 
-class ContextPool(RunnerBase):
+class ContextPool(ProcessBound, RunnerBase):
     """A runner with one inference in flight per context; further requests wait in FIFO order.
 
     Raises `Overloaded` when `max_waiting` requests wait, `DeadlineExpired` after `wait_timeout_s`. Streams are assigned to
@@ -196,6 +197,8 @@ class ContextPool(RunnerBase):
 
     def close(self) -> None:
         """Reject new requests, finish waiting ones, free resources, close the session. Idempotent."""
+        if self._forked:
+            return
         with self._close_lock:
             self._wait_queue.close()
             self._release_resources()

@@ -23,7 +23,7 @@ _MAX_GRAPHS = 8
 """Maximum number of graphs on callers' memory, for each plan."""
 
 Addresses: TypeAlias = tuple[int, ...]
-"""Of inputs, then of outputs, in the order of the signature."""
+"""Addresses of inputs, then of outputs, in the order of the signature."""
 
 
 @dataclass(slots=True)

@@ -51,8 +51,11 @@ def shapes_of(
     if batch is not None and batch < 1:
         raise ShapeError(f"the batch cannot be {batch}", hint="`--batch 1`")
     axes = {spec.name: signature.batch_axes(spec) for spec in signature.inputs}
+    following = signature.following_sizes(overrides, batch=batch is None)
     shapes = {
-        spec.name: _shape(spec, axes[spec.name], profile, batch, which, overrides.get(spec.name))
+        spec.name: _shape(
+            spec, axes[spec.name], profile, batch, which, overrides.get(spec.name), following.get(spec.name, {})
+        )
         for spec in signature.inputs
     }
     for spec in signature.inputs:
@@ -79,6 +82,7 @@ def _shape(
     batch: int | None,
     which: str,
     override: Shape | None,
+    follows: Mapping[int, int],
 ) -> Shape:
     if override is not None:
         if len(override) != len(spec.shape) or any(
@@ -92,8 +96,8 @@ def _shape(
     base: Shape = spec.shape
     if profile is not None and spec.name in profile.ranges:
         base = getattr(profile.ranges[spec.name], which)
-    sizes = list(base)
-    for axis in batch_axes:
+    sizes = [follows.get(axis, size) for axis, size in enumerate(base)]
+    for axis in set(batch_axes) - set(follows):
         sizes[axis] = batch if batch is not None else max(sizes[axis], 1) if profile is None else sizes[axis]
     return tuple(sizes)
 
@@ -110,11 +114,14 @@ def random_feeds(
     (0 or 1 below 8 bits). Row `i` does not depend on the number of rows. An input with a role (sizes, steps, axes, divisors)
     gets valid values for it, a switch the first of its `choices`. `values` replaces random values by input name. Raises
     `FeedError` for `values` of another count, `ShapeError` for shapes that do not fit in memory, `ModelError` for an input
-    of too many dimensions.
+    of too many dimensions and for inputs that are too large together.
     """
     given = values or {}
-    for spec in signature.inputs:
-        _check_size(spec, shapes[spec.name])
+    total = sum(_check_size(spec, shapes[spec.name]) for spec in signature.inputs)
+    if total > (most := RUN_SIZE.value):
+        raise ModelError(
+            f"the inputs have {total} bytes together, more than {RUN_SIZE.format_value(most)}", hint=RUN_SIZE.hint
+        )
     return {
         spec.name: _from_values(spec, shapes[spec.name], given[spec.name])
         if spec.name in given
@@ -124,11 +131,15 @@ def random_feeds(
 
 
 _MAX_RANK = 64  # numpy's own
+_STRING_NBYTES = 64
+"""A short text and its place, in memory."""
 
 
-def _check_size(spec: TensorSpec, shape: Shape) -> None:
-    """`ModelError` for an input whose static dimensions exceed the size limit, `ShapeError` for too large given shapes."""
-    own = dtype(spec.dtype).nbytes(tuple(size for size in spec.shape if size >= 0))
+def _check_size(spec: TensorSpec, shape: Shape) -> int:
+    """The bytes of an input by its static dimensions: `ModelError` beyond the size limit, `ShapeError` for too large given
+    shapes."""
+    own = dtype(spec.dtype).nbytes(known := tuple(size for size in spec.shape if size >= 0))
+    own = max(own, _STRING_NBYTES * math.prod(known)) if spec.dtype == "string" else own
     if len(spec.shape) > _MAX_RANK or own > (most := RUN_SIZE.value):
         what = (
             f"{len(spec.shape)} dimensions"
@@ -140,6 +151,7 @@ def _check_size(spec: TensorSpec, shape: Shape) -> None:
         raise ShapeError(
             f"input `{spec.name}` of {format_shape(shape)} does not fit in memory", hint="give smaller shapes"
         )
+    return own
 
 
 def _from_values(spec: TensorSpec, shape: Shape, values: Sequence[int] | Array) -> Array:
@@ -239,22 +251,14 @@ def complete_shapes(
     symbols are equal.
     """
     found = {name: list(shape) for name, shape in shapes.items()}
-    sizes: dict[str, int] = {}
-    rows: set[int] = set()
     for spec in signature.inputs:
         if spec.name in given:
             shape = found[spec.name] = list(np.shape(given[spec.name]))
             for axis in signature.batch_axes(spec):
                 shape[axis] = shape[axis] if batch is None else batch
-                rows.add(shape[axis])
-            sizes |= {symbol: size for symbol, size in zip(spec.symbols, shape, strict=False) if symbol is not None}
-    for spec in signature.inputs:
-        if spec.name not in given:
-            shape = found[spec.name]
-            for axis, symbol in enumerate(spec.symbols):
-                shape[axis] = sizes.get(symbol or "", shape[axis])
-            for axis in signature.batch_axes(spec) if len(rows) == 1 else ():
-                shape[axis] = min(rows)
+    for name, sizes in signature.following_sizes({name: tuple(found[name]) for name in given if name in found}).items():
+        for axis, size in sizes.items():
+            found[name][axis] = size
     return {name: tuple(shape) for name, shape in found.items()}
 
 

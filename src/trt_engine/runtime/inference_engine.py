@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.device.foreign import library_of
 from trt_engine.display import RichDisplay
-from trt_engine.engine import Engine
+from trt_engine.engine import Engine, describe_io
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batch_stats import BatchStats
@@ -27,6 +26,8 @@ from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.bound_call import BoundCall
 from trt_engine.runtime.context_pool import ContextPool, PoolStats
 from trt_engine.runtime.feeds import as_feed, is_device_array, random_feeds, shapes_of
+from trt_engine.runtime.inference_future import InferenceFuture
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.replicas import Replicas, ReplicaStats
 from trt_engine.runtime.stats import FOLD_MASK, RequestCounter
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, suggest
@@ -65,13 +66,24 @@ class Stats(RichDisplay):
     replicas: tuple[ReplicaStats, ...] = ()
 
 
-class InferenceEngine(RichDisplay):
+class InferenceEngine(ProcessBound, RichDisplay):
     """A loaded engine: `infer`, `infer_async`, `warmup`, `stats`, `close`. Created by `te.load`; thread-safe.
 
     The caller owns the outputs: no later call changes them. No thread is started before the first `infer_async`.
+
+    Pickled, it is how it was loaded: another process loads the engine again. In a child made with `fork` it raises
+    `UsageError`.
     """
 
-    def __init__(self, runner: RunnerBase, engine: Engine, *, on_close: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        runner: RunnerBase,
+        engine: Engine,
+        *,
+        on_close: Callable[[], None] | None = None,
+        reload: Callable[[], tuple[Any, ...]] | None = None,
+    ) -> None:
+        """`reload` returns a function and its arguments, which make this again in another process."""
         self.runner = runner
         """A `HostRunner`, `ContextPool`, `Replicas` or `Batcher`."""
         self._run: Callable[[Tensors], dict[str, Any]] = runner.run
@@ -86,13 +98,13 @@ class InferenceEngine(RichDisplay):
         self._replicas = below if isinstance(below, Replicas) else None
         self._pool = below if isinstance(below, ContextPool) else None
         self._on_close = on_close
+        self._reload = reload
         self._validated: set[tuple[Any, ...]] = set()
         self._last_validated: tuple[tuple[str, type, Any, Any, Any], ...] | None = None
         """Names, types and shapes of the feeds validated last."""
         self._counter = RequestCounter()
         self._begin_count, self._end_count = self._counter.begin, self._counter.end
         self._thread_pool: ThreadPoolExecutor | None = None
-        self._pool_process = 0
         self._queued_futures: set[Future[Any]] = set()
         self._thread_prefix = f"infer-{id(self):x}"
         self._lock = threading.Lock()
@@ -173,6 +185,8 @@ class InferenceEngine(RichDisplay):
             return self._infer_result(feeds, on_device)
         return self._infer(feeds, False, on_device)
 
+    __call__ = infer
+
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """`infer`, as a Runner method.
 
@@ -184,15 +198,15 @@ class InferenceEngine(RichDisplay):
     @overload
     def infer_async(
         self, feeds: Any, *, result: Literal[False] = False, priority: int = 0, deadline_ms: float | None = None
-    ) -> Future[dict[str, Any]]: ...
+    ) -> InferenceFuture[dict[str, Any]]: ...
     @overload
     def infer_async(
         self, feeds: Any, *, result: Literal[True], priority: int = 0, deadline_ms: float | None = None
-    ) -> Future[InferenceResult]: ...
+    ) -> InferenceFuture[InferenceResult]: ...
     def infer_async(
         self, feeds: Any, *, result: bool = False, priority: int = 0, deadline_ms: float | None = None
-    ) -> Future[Any]:
-        """`infer` as a future; the arrays must not change until it is done.
+    ) -> InferenceFuture[Any]:
+        """`infer` as a future that can be awaited; the arrays must not change until it is done.
 
         Runs one request per context; others wait in FIFO order and can be cancelled. `priority` and `deadline_ms` need
         `batching`: see `Batcher.submit`. Raises `UsageError` once closed or for these two without it, and `TrtEngineError`
@@ -209,11 +223,10 @@ class InferenceEngine(RichDisplay):
         with self._lock:
             if self._closing:
                 raise _closed_error()
-            if self._thread_pool is None or self._pool_process != os.getpid():  # threads do not survive a fork
-                self._pool_process = os.getpid()
+            if self._thread_pool is None:
                 workers = self.runner.width if self._batcher is None else self._batcher.batching.max_batch or 1
                 self._thread_pool = ThreadPoolExecutor(workers, self._thread_prefix)
-            future: Future[Any] = Future()
+            future: InferenceFuture[Any] = InferenceFuture()
             try:
                 self._thread_pool.submit(self._resolve, future, call, feeds)
             except RuntimeError as error:  # interpreter shutdown, or thread limit reached
@@ -235,7 +248,7 @@ class InferenceEngine(RichDisplay):
         except BaseException:
             log.exception("a callback of a future raised")
 
-    def _submit(self, feeds: Any, priority: int, deadline_ms: float | None) -> Future[dict[str, Any]]:
+    def _submit(self, feeds: Any, priority: int, deadline_ms: float | None) -> InferenceFuture[dict[str, Any]]:
         assert self._batcher is not None
         tally = self._counter
         number = tally.begin()
@@ -251,7 +264,7 @@ class InferenceEngine(RichDisplay):
             future = self._batcher.submit(self._validate(feeds), priority=priority, deadline_ms=deadline_ms)
         except FeedError as error:  # raised by the future, as without a batcher
             self._finish_request(number, started, True)
-            future = Future()
+            future = InferenceFuture()
             future.set_exception(error)
             return future
         except BaseException:
@@ -296,7 +309,7 @@ class InferenceEngine(RichDisplay):
         """Run `runs` times on seeded inputs of the profile's opt shapes, on every device and in every context.
 
         Captures graphs for these shapes if enabled. Raises `UsageError` for numbers below 1 and once closed, `ShapeError`
-        for shapes the engine does not take.
+        for shapes the engine does not take, `ModelError` for inputs beyond the size limit.
         """
         for name, number in (("runs", runs), ("batch", 1 if batch is None else batch)):
             if not isinstance(number, int) or number < 1:
@@ -452,6 +465,8 @@ class InferenceEngine(RichDisplay):
 
         With `cancel=True` only running requests finish: queued futures are cancelled, waiting callers get `UsageError`.
         """
+        if self._forked:
+            return
         inside = self._batcher is not None and self._batcher.is_own_thread()
         if inside or threading.current_thread().name.startswith(self._thread_prefix):
             raise UsageError("`close` was called from inside a request", hint="close from the thread that loaded")
@@ -509,10 +524,14 @@ class InferenceEngine(RichDisplay):
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def __reduce__(self) -> str | tuple[Any, ...]:
+        if self._closing:
+            raise _closed_error()
+        return super().__reduce__() if self._reload is None else self._reload()
+
     def __repr__(self) -> str:
-        inputs = ", ".join(map(str, self.inputs))
         device = self._last_runtime_info.get("device", "several devices")
-        return f"<InferenceEngine {self.engine.path.name} on {device}: {inputs}>"
+        return f"<InferenceEngine {self.engine.path.name} on {device}: {describe_io(self.signature, self.profiles)}>"
 
 
 _REQUEST_CODES = {

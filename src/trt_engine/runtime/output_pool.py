@@ -23,7 +23,7 @@ class _Slice:
         self.reference: _Reference | None = None
         """To the buffer of the latest array."""
         self.external_streams: set[int] = set()
-        """Of that buffer; not shared with the block's other slices."""
+        """Streams that use that buffer; not shared with the block's other slices."""
 
     @property
     def part(self) -> _Slice:

@@ -19,6 +19,7 @@ from trt_engine.runtime.load_balancing import (
     UtilizationMonitor,
     resolve_strategy,
 )
+from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.tensors import Tensors
 
 log = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ class ReplicaStats:
     """Statistics of the underlying runner, if any."""
 
 
-class Replicas(RunnerBase):
+class Replicas(ProcessBound, RunnerBase):
     """A runner over runners of the same engine; `balance` selects one per request.
 
     A failed request is retried on another replica. If that succeeds, the first replica is suspended for `pause_s`, doubled
@@ -143,6 +144,8 @@ class Replicas(RunnerBase):
 
     def close(self) -> None:
         """Close all replicas, even if one fails; no thread may be inside `run`. Idempotent."""
+        if self._forked:
+            return
         with self._close_lock:
             if self._closed:
                 return

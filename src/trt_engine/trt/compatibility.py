@@ -146,11 +146,10 @@ def _check_header(case: CompatibilityCase) -> Iterator[Compatibility]:
     if case.header.is_old:
         yield case.result("rebuild", f"it is a {case.header.title}, and no release from 8.2 on loads such a plan")
     if not _FIRST_MAJOR <= case.built_version.major < _IMPOSSIBLE_MAJOR or case.built_version < Version((8, 6)):
-        yield case.result(
-            "refuse",
-            f"its header states TensorRT {case.built_version}, which writes no such header: it is damaged, or of "
-            f"8.5 or older",
+        stated = (
+            f"TensorRT {case.built_version}, which writes no such header" if any(case.header.tensorrt) else "no version"
         )
+        yield case.result("refuse", f"its header states {stated}: it is damaged, or of TensorRT 8.5 or older")
     if case.passport is not None and case.settings.runtime_platform == "windows_amd64":
         yield Compatibility(
             "refuse",

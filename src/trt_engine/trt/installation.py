@@ -39,7 +39,7 @@ _DEFAULT_FOLDERS = (
     "lib",
     "usr/lib",
 )
-_TOOL_TIMEOUT_S = 60
+TRTEXEC_HELP_S = 60.0
 _CONTAINER_FILES = ((".dockerenv", "docker"), ("run/.containerenv", "podman"))
 _DEBIAN = re.compile(r"libnvinfer|libnvonnxparsers|python3-libnvinfer|tensorrt")
 
@@ -482,21 +482,27 @@ def find_program(name: str, root: Path, path: str, folders: Sequence[str]) -> Pa
 def _probe_trtexec(program: Path, environ: Mapping[str, str]) -> tuple[Version | None, str | None]:
     """The version in trtexec's banner, or its output instead."""
     try:
-        done = subprocess.run(
-            [str(program), "--help"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TOOL_TIMEOUT_S,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-        )
+        said = trtexec_help(program, environ)
     except (OSError, subprocess.TimeoutExpired) as error:
         return None, f"{type(error).__name__}: {error}"
-    said = done.stdout + done.stderr
-    if banner := re.search(r"\[TensorRT v(\d+)\](?: \[b(\d+)\])?", said):
-        return Version.from_number(int(banner[1]), int(banner[2]) if banner[2] else None), None
+    if (version := banner_version(said)) is not None:
+        return version, None
     return None, next((line.strip() for line in said.splitlines() if line.strip()), "nothing")
+
+
+def trtexec_help(program: Path, environ: Mapping[str, str]) -> str:
+    """What `trtexec --help` prints: a banner and all options; there is no `--version`."""
+    done = subprocess.run(
+        [str(program), "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        timeout=TRTEXEC_HELP_S, env=dict(environ),
+    )  # fmt: skip
+    return done.stdout.decode(errors="replace")
+
+
+def banner_version(text: str) -> Version | None:
+    """The version in trtexec's banner; None without one."""
+    banner = re.search(r"\[TensorRT v(\d+)\](?: \[b(\d+)\])?", text)
+    return Version.from_number(int(banner[1]), int(banner[2]) if banner[2] else None) if banner else None
 
 
 def _driver_version(root: Path) -> str | None:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from trt_engine.device import info
-from trt_engine.format import MIB, escape_control, format_bytes
+from trt_engine.escapes import escape_control
+from trt_engine.format import MIB, format_bytes
 from trt_engine.records.passport import Compatibility
 from trt_engine.trt.compatibility_case import CompatibilityCase, check_weights
 from trt_engine.trt.gpu_targets import RTX_TARGETS, sm_label

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from trt_engine.config.profiles import Profile
 from trt_engine.config.settings import from_values, opt, settings
-from trt_engine.trt.settings import PlanSettings, check_refit, parse_switch
+from trt_engine.trt.settings import PlanSettings, check_refit
 
 
 def _as_in_tensorrt(name: str, help: str | None = None) -> Any:
@@ -41,7 +41,6 @@ class RtxSettings:
         False,
         "an engine whose contexts are given their scratch memory (memory_strategy=user_managed), so that a CUDA graph can "
         "be captured of dynamic shapes",
-        parse=parse_switch,
     )
     refit: str = _as_in_tensorrt(
         "refit",
@@ -74,7 +73,7 @@ class RtxSettings:
         in_key=False,
     )
     deferred_weights: bool = opt(
-        False, "compile and make the first context before the weights are on the GPU", parse=parse_switch, in_key=False
+        False, "compile and make the first context before the weights are on the GPU", in_key=False
     )
     weight_streaming_budget: str | None = _as_in_tensorrt("weight_streaming_budget")
     memory_strategy: str = _as_in_tensorrt("memory_strategy")

@@ -10,33 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trt_engine.config.build import BuildConfig
+from trt_engine.config.parse import parse_names
 from trt_engine.config.profiles import Profile, parse_profile
 from trt_engine.config.settings import from_values, opt
 from trt_engine.errors import UsageError
 from trt_engine.units import parse_size
 
 
-def parse_switch(value: str | bool) -> bool:
-    text = str(value).strip().lower()
-    if text not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
-        raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
-    return text in ("on", "true", "yes", "1")
-
-
-def _parse_int(value: str | int) -> int:
-    try:
-        return int(value)
-    except ValueError:
-        raise UsageError(f"cannot read `{value}` as a whole number", hint="write it as `-O name=2`") from None
-
-
 def parse_values(value: str | Profile | None) -> Profile | None:
     """Values of shape tensors, written as profiles are: `sizes:1x3x64x64,8x3x64x64,8x3x128x128`."""
     return None if value is None else parse_profile(value)
-
-
-def parse_names(value: str | tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else tuple(value)
 
 
 def parse_budget(value: str | int) -> str:
@@ -53,17 +36,11 @@ class PlanSettings:
     """Settings of TensorRT. None is the default of its version."""
 
     # -------------------------------------------------------------------------------- how tactics are chosen
-    optimization_level: int | None = opt(
-        None, "0 (first tactic that runs) to 5 (search longest); TensorRT's 3", parse=_parse_int
-    )
-    max_aux_streams: int | None = opt(
-        None, "maximum extra streams of the engine; 0 uses least memory", parse=_parse_int
-    )
-    avg_timing_iterations: int = opt(
-        8, "runs a tactic's time is the mean of (trtexec's 8; the bindings' own is 1)", parse=_parse_int
-    )
-    max_tactics: int | None = opt(None, "tactics to time at most (10.4 on)", parse=_parse_int)
-    max_threads: int | None = opt(None, "threads of the builder", parse=_parse_int)
+    optimization_level: int | None = opt(None, "0 (first tactic that runs) to 5 (search longest); TensorRT's 3")
+    max_aux_streams: int | None = opt(None, "maximum extra streams of the engine; 0 uses least memory")
+    avg_timing_iterations: int = opt(8, "runs a tactic's time is the mean of (trtexec's 8; the bindings' own is 1)")
+    max_tactics: int | None = opt(None, "tactics to time at most (10.4 on)")
+    max_threads: int | None = opt(None, "threads of the builder")
     tiling_optimization: str | None = opt(
         None, "how hard to look for on-chip tilings (10.8 on)", choices=("none", "fast", "moderate", "full")
     )
@@ -75,11 +52,9 @@ class PlanSettings:
         (), "preview features to switch, as +aliased_plugin_io_10_03", parse=parse_names
     )
     build_route: str | None = opt(None, "compiler knobs, as '-knob=value ...' (11.1 on)")
-    sparsity: bool = opt(False, "use 2:4 sparse kernels where the weights are sparse", parse=parse_switch)
-    strict_nans: bool = opt(False, "keep NaN behaviour exactly (10.6 on)", parse=parse_switch)
-    distributive_independence: bool = opt(
-        False, "the same result for a row, whatever the batch (10.12 on)", parse=parse_switch
-    )
+    sparsity: bool = opt(False, "use 2:4 sparse kernels where the weights are sparse")
+    strict_nans: bool = opt(False, "keep NaN behaviour exactly (10.6 on)")
+    distributive_independence: bool = opt(False, "the same result for a row, whatever the batch (10.12 on)")
     tactic_dram: int | None = opt(None, "device memory one tactic may take", parse=parse_size)
     tactic_shared_memory: int | None = opt(None, "shared memory one tactic may take", parse=parse_size)
     profiling_verbosity: str = opt(
@@ -94,13 +69,9 @@ class PlanSettings:
         parse=parse_values,
     )
     # -------------------------------------------------------------------------------- timing cache
-    error_on_timing_cache_miss: bool = opt(
-        False, "fail if the timing cache has no time for a tactic", parse=parse_switch
-    )
-    editable_timing_cache: bool = opt(
-        False, "keep a timing cache that can be read and edited (10.8 on)", parse=parse_switch
-    )
-    compilation_cache: bool = opt(True, "keep compiled kernels in the timing cache", parse=parse_switch)
+    error_on_timing_cache_miss: bool = opt(False, "fail if the timing cache has no time for a tactic")
+    editable_timing_cache: bool = opt(False, "keep a timing cache that can be read and edited (10.8 on)")
+    compilation_cache: bool = opt(True, "keep compiled kernels in the timing cache")
     # -------------------------------------------------------------------------------- the plan
     refit: str = opt(
         "none",
@@ -110,21 +81,17 @@ class PlanSettings:
     refit_weights: tuple[str, ...] = opt(
         (), "with refit=individual: the names of the weights that may be replaced (10.2 on)", parse=parse_names
     )
-    strip_weights: bool = opt(
-        False, "leave the weights out of the plan; it is refitted from the ONNX at load", parse=parse_switch
-    )
-    version_compatible: bool = opt(False, "a plan for later TensorRT versions too", parse=parse_switch)
-    exclude_lean_runtime: bool = opt(
-        False, "with version_compatible: the loader brings the lean runtime", parse=parse_switch
-    )
+    strip_weights: bool = opt(False, "leave the weights out of the plan; it is refitted from the ONNX at load")
+    version_compatible: bool = opt(False, "a plan for later TensorRT versions too")
+    exclude_lean_runtime: bool = opt(False, "with version_compatible: the loader brings the lean runtime")
     hardware_compatibility: str = opt(
         "none", "other GPUs the plan may run on", choices=("none", "ampere_plus", "same_compute_capability")
     )
     runtime_platform: str = opt("same", "the operating system the plan runs on", choices=("same", "windows_amd64"))
-    weight_streaming: bool = opt(False, "weights may stay in host memory and be streamed in", parse=parse_switch)
+    weight_streaming: bool = opt(False, "weights may stay in host memory and be streamed in")
     # -------------------------------------------------------------------------------- DLA
-    dla_core: int | None = opt(None, "the DLA core to build for", parse=_parse_int)
-    gpu_fallback: bool = opt(True, "layers unsupported by the DLA run on the GPU", parse=parse_switch)
+    dla_core: int | None = opt(None, "the DLA core to build for")
+    gpu_fallback: bool = opt(True, "layers unsupported by the DLA run on the GPU")
     dla_sram: int | None = opt(None, "DLA's managed SRAM", parse=parse_size)
     dla_local_dram: int | None = opt(None, "DLA's local DRAM", parse=parse_size)
     dla_global_dram: int | None = opt(None, "DLA's global DRAM", parse=parse_size)
@@ -133,18 +100,12 @@ class PlanSettings:
     python_plugins: tuple[str, ...] = opt(
         (), "modules (or .py files) that register Python V3 plugins", parse=parse_names
     )
-    serialize_plugins: bool = opt(False, "serialize the plugin libraries into the plan", parse=parse_switch)
+    serialize_plugins: bool = opt(False, "serialize the plugin libraries into the plan")
     # -------------------------------------------------------------------------------- watching
-    count_allocations: bool = opt(
-        True, "count TensorRT's device memory; off uses its own allocator",
-        parse=parse_switch, in_key=False,
-    )  # fmt: skip
+    count_allocations: bool = opt(True, "count TensorRT's device memory; off uses its own allocator", in_key=False)
     # -------------------------------------------------------------------------------- running
     allow_host_code: bool = opt(
-        False,
-        "load a plan with host code (version-compatible ones have it): only if you trust it",
-        parse=parse_switch,
-        in_key=False,
+        False, "load a plan with host code (version-compatible ones have it): only if you trust it", in_key=False
     )
     lean_runtime: str | None = opt(None, "the lean runtime library of the version that built the plan", in_key=False)
     weight_streaming_budget: str | None = opt(
@@ -160,9 +121,7 @@ class PlanSettings:
         None, "bytes of L2 for persisting activations", parse=parse_size, in_key=False
     )
     refit_from: str | None = opt(
-        None,
-        "the ONNX to refit a stripped plan from (default: the model in its passport)",
-        in_key=False,
+        None, "the ONNX to refit a stripped plan from (default: the model in its passport)", in_key=False
     )
 
     def __post_init__(self) -> None:

@@ -89,9 +89,7 @@ def run_chain(
                 started = time.perf_counter()
                 runners[name] = stack.enter_context(load(engine, config=config, verify=False))
                 load_ms = (time.perf_counter() - started) * 1e3
-                smokes[name] = {"seed": seed, "load_ms": load_ms} | _run_alone(
-                    runners[name], fixed_inputs.get(name, {}), seed
-                )
+                smokes[name] = {"load_ms": load_ms} | run_alone(runners[name], seed, fixed_inputs.get(name))
         whole = [link for link in links if link.producer in runners and link.consumer in runners]
         steps = _run_connected(runners, whole, fixed_inputs, seed) if whole else ()
     return smokes, steps
@@ -115,14 +113,22 @@ def prefix_error(error: TrtEngineError, component: str) -> None:
         error.args = (error.message,)
 
 
-def _run_alone(runner: InferenceEngine, fixed_inputs: Mapping[str, int | tuple[str, int]], seed: int) -> dict[str, Any]:
+def run_alone(
+    runner: InferenceEngine,
+    seed: int,
+    fixed_inputs: Mapping[str, int | tuple[str, int]] | None = None,
+    sizes: Mapping[str, Shape] | None = None,
+) -> dict[str, Any]:
+    """Two runs on seeded inputs, at `sizes` where given, else the usual ones: what went in, what came out, how long."""
     profile = runner.profiles[0] if runner.profiles else None
-    feeds = _set_fixed_inputs(random_feeds(runner.signature, shapes_of(runner.signature, profile), seed), fixed_inputs)
+    shapes = shapes_of(runner.signature, profile, overrides=sizes)
+    feeds = _set_fixed_inputs(random_feeds(runner.signature, shapes, seed), fixed_inputs or {})
     started = time.perf_counter()
     outputs = runner.infer(feeds)
     first = time.perf_counter()
     runner.infer(feeds)
     return {
+        "seed": seed,
         "first_ms": (first - started) * 1e3,
         "second_ms": (time.perf_counter() - first) * 1e3,
         "inputs": _summarize_each(feeds),
@@ -245,10 +251,10 @@ def _component_feeds(
 
 
 def _summarize_each(arrays: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    return {name: summarize_array(np.asarray(value)) for name, value in arrays.items()}
+    return {name: _summarize(np.asarray(value)) for name, value in arrays.items()}
 
 
-def summarize_array(array: Any) -> dict[str, Any]:
+def _summarize(array: Any) -> dict[str, Any]:
     """Type, shape and range of an array; counts of what is not finite."""
     summary: dict[str, Any] = {"dtype": array.dtype.name, "shape": list(array.shape)}
     if array.size and (array.dtype.kind in "fiub" or "float" in array.dtype.name):

@@ -15,12 +15,14 @@ from trt_engine.precision.calibrators import Calibrator
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.verbs.calibration_images import calibration_inputs
+from trt_engine.verbs.given_model import takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import CalibrateSettings
 
 
 @public_function
+@takes_model("model")
 def calibrate(
     model: Model | Path | str,
     calib_data: Any = None,
@@ -33,8 +35,7 @@ def calibrate(
     """The range of each tensor over the data, for `quantize(ranges=...)`.
 
     `calib_data` is that of `quantize`, `settings` are those of `CalibrateConfig`. With `cache` a later call for the same
-    model, preprocessing, calibrator and tensors needs no data, and one for others is refused. While it works, the state is
-    beside the cache, written every `every` batches, and a call that finds it resumes there. `progress=True` writes the
+    model, preprocessing, calibrator and tensors needs no data, and one for others is refused. `progress=True` writes the
     batches done to stderr, or gives them to a function that takes a `te.Progress`. Raises `UsageError` without data, and for
     a `cache` with a function as `preprocess` and no `preprocessing`.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import operator
 import shlex
@@ -13,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 import msgspec
 
-from trt_engine.atomic_io import as_path, write_atomic
+from trt_engine.atomic_io import open_regular, write_atomic
 from trt_engine.backend import BackendSpec, get_backend, list_backends, runtime_backend
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.config.settings import from_values, replace_values, setting_names, take_settings
 from trt_engine.device import info, parse_device
-from trt_engine.engine import Engine, read_passport
+from trt_engine.engine import Engine, engine_argument, read_passport
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.protocols import Session
 from trt_engine.public_function import public_function
@@ -70,7 +71,9 @@ def load(
         sessions = _load_sessions(opened, config, named)
         runner = assemble(sessions, opened.passport.profiles, config, devices=named, balance=balance)
         try:
-            return InferenceEngine(runner, opened, on_close=folder.cleanup if folder else None)
+            again = functools.partial(load, config=config, verify=verify, devices=named, balance=balance)
+            reload = functools.partial(_reload, opened, again, in_bytes=folder is not None)
+            return InferenceEngine(runner, opened, on_close=folder.cleanup if folder else None, reload=reload)
         except BaseException:
             runner.close()
             raise
@@ -78,6 +81,14 @@ def load(
         if folder is not None:
             folder.cleanup()
         raise
+
+
+def _reload(engine: Engine, again: functools.partial[InferenceEngine], *, in_bytes: bool) -> tuple[Any, ...]:
+    """How another process loads the engine: from its path, or from its bytes where it was given as those."""
+    if in_bytes:
+        with open_regular(engine.path, error=EngineError) as file:
+            return functools.partial(again, passport=engine.passport), (file.read(),)
+    return again, (engine.path.absolute(),)
 
 
 def _load_sessions(engine: Engine, config: RuntimeConfig, devices: Sequence[str] | None) -> list[Session]:
@@ -178,7 +189,8 @@ def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> Ru
 
 
 def _open_engine(engine: Engine | Path | str) -> Engine:
-    return engine if isinstance(engine, Engine) else Engine.open(as_path(engine, "`engine`"))
+    given = engine_argument(engine, "engine")
+    return given if isinstance(given, Engine) else Engine.open(given)
 
 
 def _unpack(payload: bytes, passport: Any, folder: Path) -> Engine:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from trt_engine.config.loadtest import LatencyBound
 from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import Batching
 from trt_engine.config.streams import BatchPolicy, SourceGroup
@@ -14,6 +13,7 @@ from trt_engine.precision.calibrators import Calibrator
 from trt_engine.precision.samples import PreprocessFunction
 from trt_engine.records.precision import RangesReport
 from trt_engine.verbs.calibration_images import VisionSource
+from trt_engine.verbs.loadtest.config import LatencyBound
 
 class BatchingSettings(TypedDict, total=False):
     """Settings of `te.Batching`."""
@@ -177,8 +177,10 @@ class SizeSettings(BuildSettings, total=False):
     """Overwrite existing files."""
     deadline_ms: float | None
     """Count the streams whose frames are inferred within this time."""
-    late: str | float
-    """Share of frames that may be late or dropped, as 0.1%."""
+    late: str | float | None
+    """Share of frames that may be late or dropped [default: 0.1%; with --video 1%]."""
+    video: Sequence[Path | str]
+    """Measure the whole path with clips as cameras, a file or a folder (repeatable)."""
     sources: str | Sequence[SourceGroup] | None
     """Sources by frame rate, as 200@25,50@30: how many GPUs they need."""
     spare_gpus: int
@@ -197,10 +199,11 @@ class SizeSettings(BuildSettings, total=False):
     """Measured arrival times of one source, in seconds, one per line."""
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
+    then: Path | str | None
+    """Second model of a cascade, which takes --crops of every inferred frame: measured first, or the folder of its
+    own `size` run."""
     crops: int
-    """Objects of each inferred frame that a second model takes, on the same GPU."""
-    crop_curve: Path | str | None
-    """With --crops: `curve.jsonl` of the second model, from its own `size`."""
+    """Objects of each inferred frame that the model of --then takes."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
@@ -326,6 +329,10 @@ class InferSettings(EngineSettings, total=False):
 
     image: Path | str | None
     """An image, preprocessed as declared."""
+    video: Path | str | None
+    """A clip or an RTSP address, frame by frame."""
+    max_frames: int | None
+    """With --video: end after N frames."""
     batch: int | None
     """With --random: rows [default: the profile's optimum]."""
     shapes: str | Mapping[str, Sequence[int]] | None
@@ -337,15 +344,16 @@ class InferSettings(EngineSettings, total=False):
     repeat: int
     """Run N times; the outputs are those of the first."""
     draw: Path | str | None
-    """With --image: write it with boxes."""
+    """With --image, --video: write it with boxes."""
     min_score: float | None
-    """With --image: minimum score [default: 0.25]."""
+    """With --image, --video: minimum score [default: 0.25]."""
     top: int | None
-    """With --image: print the N best classes [default: 5]."""
+    """With --image, --video: the N best classes [default: 5, 1]."""
     preprocess: VisionSource | None
-    """With --image: instead of the declared one."""
+    """With --image, --video: instead of the declared one."""
     out: Path | str | None
-    """.npz (outputs by name) or .npy (one output) to write; with --image .json as well."""
+    """.npz (outputs by name) or .npy (one output) to write; with --image .json as well; with --video .mp4, .mkv or
+    .mov (drawn), or .jsonl (a line for each frame)."""
     overwrite: bool
     """Overwrite existing files."""
 
@@ -498,6 +506,9 @@ class DeploySettings(TypedDict, total=False):
 
     sized: Path | str | Sequence[Path | str]
     """Folder of a `size` run: the engine it measured is batched as measured (repeatable)."""
+    backend: Literal["native", "python"] | str
+    """What runs the engines: Triton's backend for them, or its Python backend with trt-engine; what builds MODELs on
+    a node [default: tensorrt with a GPU where it is installed, else onnxruntime]."""
     instances: int | None
     """Execution instances of each model on a device [default: measured, else 1]."""
     max_wait_ms: str | float | None
@@ -510,30 +521,22 @@ class DeploySettings(TypedDict, total=False):
     """Address of a source, rtsp or file (repeatable) [default: DeepStream's sample video]."""
     precision: Literal["fp32", "fp16"]
     """Precision nvinfer builds a MODEL in."""
+    secondary: Path | str | Sequence[Path | str]
+    """Engine or model of a second network, which gets the objects of the first (repeatable)."""
     preprocess: str | None
     """The model's pre-processing, instead of what it declares."""
     image: Path | str | None
     """Image to compare pre-processing on [default: a synthetic one]."""
     check: Path | str | None
-    """An nvinfer configuration of yours: compare its pre-processing too."""
+    """Your nvinfer configuration to compare: pre-processing, batch, classes, labels."""
     min_replicas: int
     """Replicas without load."""
     max_replicas: int
     """Replicas under load."""
     target_requests: float
     """Requests running and waiting for each replica that autoscaling aims at."""
-    upscale_delay_s: float
-    """How long there is more load before replicas are added."""
-    downscale_delay_s: float
-    """How long there is less load before replicas are removed."""
-    max_ongoing: int
-    """Requests that a replica takes at once; more wait at the proxies."""
-    cpus: float
-    """CPUs that Ray counts for a replica."""
     gpus: float
     """GPUs of a replica: 1, or a fraction where replicas share one."""
-    backend: str
-    """What builds MODELs on a node [default: tensorrt with a GPU where it is installed, else onnxruntime]."""
     port: int
     """Port of HTTP on every node."""
     host: str
@@ -712,9 +715,7 @@ class CalibrateSettings(TypedDict, total=False):
     max_samples: int | None
     """Maximum of samples [default: all]."""
     cache: Path | str | None
-    """The file of the result, and beside it the state of an interrupted call."""
-    every: int
-    """Batches between two writes of that state."""
+    """The file of the result."""
     memory_mib: int
     """Memory for tensors at a time."""
 

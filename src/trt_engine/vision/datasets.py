@@ -57,7 +57,7 @@ class DatasetImage:
     """Inside the dataset, the same on every machine."""
     image_id: int
     path: Path | None = None
-    """Of its file; None for a row of an array."""
+    """Path of its file; None for a row of an array."""
     label: int | None = None
     """Index into the dataset's `labels`, or the class itself for arrays."""
     size: tuple[int, int] | None = None
@@ -258,7 +258,10 @@ def _find_image(name: str, folders: Sequence[Path]) -> Path | str:
     pure = PurePosixPath(name)
     if pure.is_absolute() or ".." in pure.parts or not name or "\x00" in name:
         return "its path is outside the dataset"
-    return next((folder / name for folder in folders if (folder / name).is_file()), "no such file")
+    try:
+        return next((folder / name for folder in folders if (folder / name).is_file()), "no such file")
+    except OSError as error:  # a name that is too long
+        return (error.strerror or "it cannot be read").lower()
 
 
 # ------------------------------------------------------------------------------------------------ arrays

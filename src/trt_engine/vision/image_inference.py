@@ -12,14 +12,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import UNSET
 
 from trt_engine.atomic_io import write_atomic
 from trt_engine.errors import UsageError
 from trt_engine.records.infer import Detection
 from trt_engine.tensors import Signature
-from trt_engine.vision.decode import Detections, decode_detections, probabilities, top_classes
+from trt_engine.vision.decode import Detections, decode_outputs, probabilities, top_classes
+from trt_engine.vision.masks import decode_mask
 from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, decoded_nbytes, open_image, read_image
-from trt_engine.vision.spec import Vision
+from trt_engine.vision.spec import Postprocess, Vision
 
 with contextlib.suppress(ImportError):  # who draws has read an image
     from PIL import Image, ImageDraw, ImageFont
@@ -47,7 +49,7 @@ class ImageRunner:
     @classmethod
     def read(cls, path: Path, vision: Vision, signature: Signature) -> ImageRunner:
         """`parse` of an image file."""
-        return cls._prepare(open_image(path), vision, signature)
+        return cls.prepare(open_image(path), vision, signature)
 
     @staticmethod
     def decoded_nbytes(raw: bytes) -> int:
@@ -60,43 +62,73 @@ class ImageRunner:
         """Preprocess a file's bytes to engine feeds, repeated for a fixed batch. Raises `UsageError` for no image."""
         with _readable():
             image = read_image(raw)
-        return cls._prepare(image, vision, signature)
+        return cls.prepare(image, vision, signature)
 
     @classmethod
-    def _prepare(cls, image: Image.Image, vision: Vision, signature: Signature) -> ImageRunner:
+    def prepare(
+        cls,
+        image: Image.Image,
+        vision: Vision,
+        signature: Signature,
+        *,
+        preprocessor: Preprocessor | None = None,
+        rows: int | None = None,
+    ) -> ImageRunner:
+        """Feeds of a decoded RGB or grey image, `rows` times: as often as the engine's batch has it, once if it is dynamic.
+
+        A `preprocessor` of the same declaration may be passed on from image to image. Raises `UsageError` for an engine
+        with several inputs.
+        """
         spec, output = vision.input_spec(signature), vision.output_spec(signature)
         if len(signature.inputs) > 1:
             raise UsageError(
                 f"the engine has {len(signature.inputs)} inputs, an image fills one",
                 hint="`--input X.npz` with all of them",
             )
-        pixels, place = Preprocessor(vision.preprocess, spec.dtype)(image)
-        rows = max(spec.shape[0], 1)
-        return cls(image, vision, {spec.name: np.repeat(pixels[None], rows, axis=0)}, place, output.name)
+        pixels, place = (preprocessor or Preprocessor(vision.preprocess, spec.dtype))(image)
+        feeds = {spec.name: np.repeat(pixels[None], rows or max(spec.shape[0], 1), axis=0)}
+        return cls(image, vision, feeds, place, output.name)
 
     def decode(self, outputs: Mapping[str, Any], min_score: float, top: int) -> ImageResult:
         """Decode outputs to detections with a score of at least `min_score`, or to the `top` classes."""
-        declared, output = self.vision.postprocess, np.asarray(outputs[self.output])[:1]
+        declared = self.vision.postprocess
         size = {"image_size": self.image.size}
         if declared.task == "classify":
-            best = top_classes(probabilities(output, declared)[0], top)
+            best = top_classes(probabilities(np.asarray(outputs[self.output])[:1], declared)[0], top)
             classes = tuple(Detection(item.index, declared.name(item.index), item.score) for item in best)
             return ImageResult({"classes": classes, **size}, None)
-        found = decode_detections(output, declared, [self.placement])[0].with_min_score(min_score)
-        rows = zip(found.classes.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
-        detections = tuple(Detection(index, declared.name(index), score, tuple(box)) for index, score, box in rows)
-        return ImageResult({"detections": detections, **size}, found)
+        (found,) = decode_outputs(outputs, self.vision, [self.placement], min_score=min_score, multi_label=False)
+        return ImageResult({"detections": detection_records(found, declared), **size}, found)
 
     def draw(self, result: ImageResult, path: Path) -> Path:
         """Write the image with its boxes, or for a classifier with its best class in a corner."""
+        return save_image(self.drawn(result), path)
+
+    def drawn(self, result: ImageResult) -> Image.Image:
+        """The image that `draw` writes."""
         declared = self.vision.postprocess
         if result.detections is not None:
             names = [declared.name(index) for index in result.detections.classes.tolist()]
-            return save_image(draw_detections(self.image, result.detections, names), path)
+            return draw_detections(self.image, result.detections, names)
         best: Detection = result.fields["classes"][0]
         whole = np.array([[0.0, 0.0, self.image.width - 1.0, self.image.height - 1.0]])
         corner = Detections(whole, np.array([best.score]), np.array([best.index]))
-        return save_image(draw_detections(self.image, corner, [best.name]), path)
+        return draw_detections(self.image, corner, [best.name])
+
+
+def detection_records(found: Detections, declared: Postprocess) -> tuple[Detection, ...]:
+    """The detections of one image as records, best first."""
+    points = None if found.keypoints is None else found.keypoints.tolist()
+    return tuple(
+        Detection(
+            label, declared.name(label), score, tuple(box),
+            UNSET if found.masks is None else found.masks[index],
+            UNSET if points is None else tuple(map(tuple, points[index])),
+        )
+        for index, (label, score, box) in enumerate(
+            zip(found.classes.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)
+        )
+    )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -109,11 +141,18 @@ def _readable() -> Iterator[None]:
 
 FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 """Output formats by suffix."""
+_MASK_OPACITY = 110
+"""Shade of a mask, of 255."""
+_KEYPOINT_SCORE = 0.5
+"""Keypoints with less are not drawn: their place is a guess."""
 
 
 def draw_detections(image: Image.Image, detections: Detections, names: Sequence[str]) -> Image.Image:
     """A copy of the image with a box and a label per detection, the best drawn last; `names` has one entry per detection."""
     canvas = image.convert("RGB")
+    for index, mask in enumerate(detections.masks or ()):
+        shade = Image.fromarray(decode_mask(mask).astype(np.uint8) * _MASK_OPACITY)
+        canvas.paste(class_colour(int(detections.classes[index])), mask=shade)
     pen = ImageDraw.Draw(canvas)
     size = max(10, round(min(canvas.size) / 28))
     line = max(1, size // 8)
@@ -131,6 +170,9 @@ def draw_detections(image: Image.Image, detections: Detections, names: Sequence[
         # black or white, the better contrast (ITU-R BT.601 luma)
         ink = (0, 0, 0) if 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140 else (255, 255, 255)
         pen.text((corner_x + line - left, corner_y + line - top), text, fill=ink, font=font)
+        for x, y, *score in [] if detections.keypoints is None else detections.keypoints[index].tolist():
+            if not score or score[0] >= _KEYPOINT_SCORE:
+                pen.ellipse((x - line, y - line, x + line, y + line), fill=colour, outline=ink)
     return canvas
 
 

@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import logging
 import math
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,19 +22,22 @@ import msgspec
 from trt_engine.atomic_io import copy_atomic, decode_json, read_bounded, write_atomic
 from trt_engine.config.precision import PREPROCESS_PRESETS, is_preset
 from trt_engine.engine import Engine, engine_path
-from trt_engine.errors import ModelError, TrtEngineError, UsageError
+from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.tensors import Shape, Signature, TensorSpec, dtype, format_shape, suggest
+from trt_engine.vision.output_roles import ROLES, output_roles, prototypes, recognise
 
 log = logging.getLogger(__name__)
 
+_TASKS = ("detect", "segment", "pose", "classify")
 METADATA_KEY = "trt_engine.vision"
 """The key of the declaration in an ONNX model's `metadata_props`."""
 
 Resize = Literal["letterbox", "stretch", "center-crop"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Decode = Literal["yolov10", "yolo", "classify"]
+Decode = Literal["yolov10", "yolo", "yolov5", "detr", "nms", "classify"]
+BoxFormat = Literal["xyxy", "cxcywh", "yxyx"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +137,16 @@ class Preprocess:
 
 @dataclass(frozen=True, slots=True)
 class Postprocess:
-    """How the output is decoded.
+    """How the outputs are decoded; N images, C classes, E values after them (coefficients of masks, keypoints).
 
-    `yolov10`: [N, R, 6] rows of x1, y1, x2, y2 in pixels of the input, score, class; no NMS needed.
-    `yolo`: [N, 4 + C, anchors] of centre x, centre y, width, height in pixels of the input, then C class scores.
+    `yolov10`: [N, R, 6 + E] rows of x1, y1, x2, y2 in pixels of the input, score, class; no NMS needed.
+    `yolo`: [N, 4 + C + E, anchors] of centre x, centre y, width, height in pixels of the input, then C class scores; the
+    last two dimensions in either order.
+    `yolov5`: [N, anchors, 5 + C + E], the same with an objectness score before those of the classes.
+    `detr`: boxes [N, Q, 4] (centre, as shares of the input) and class scores [N, Q, C], for `softmax` [N, Q, C + 1] with the
+    no-object class last; or one output of both.
+    `nms`: boxes [N, K, 4], scores [N, K], classes [N, K] and their count, as TensorRT's plugins give them, without N too;
+    boxes and scores [N, C, A] with ONNX's selected indices [K, 3]; or rows [K, 7] of image, corners, class, score.
     `classify`: [N, C] class scores.
     """
 
@@ -149,10 +158,24 @@ class Postprocess:
     min_score: float = 0.001
     """Detections below it are dropped. COCO metrics need the long tail; use 0.25 to display boxes."""
     iou: float = 0.7
-    """`yolo`: NMS threshold within one class."""
+    """NMS threshold within one class, where boxes are suppressed here."""
     max_detections: int = 300
     output: str | None = None
     """Name of the decoded output; None for a model with one output."""
+    outputs: Mapping[str, str] = field(default_factory=dict)
+    """Names by role, where a decoder reads several: `boxes`, `scores`, `classes`, `count`, `indices`, `protos`."""
+    box_format: BoxFormat | None = None
+    """Order of a box's values; None is that of the decoder."""
+    normalized: bool | None = None
+    """Boxes are shares of the input's size rather than pixels; None is that of the decoder."""
+    suppress: bool | None = None
+    """Suppress overlapping boxes of a class; None: `yolo` and `yolov5` alone need it."""
+    first_class: int = 0
+    """`nms`: the number of the first class; TensorFlow's detectors count from 1."""
+    masks: bool = False
+    """Rows end in coefficients of the mask prototypes [N, M, h, w], an output of its own."""
+    keypoints: tuple[int, int] | None = None
+    """Number of keypoints at the end of a row, and of their values: x, y in pixels of the input and (3) a score."""
 
     def __post_init__(self) -> None:
         if not (0 <= self.min_score <= 1 and 0 <= self.iou <= 1):
@@ -162,9 +185,19 @@ class Postprocess:
             )
         if self.max_detections < 1:
             raise UsageError(f"the declared `max_detections` is {self.max_detections}", hint="300 is usual")
-        if self.activation == "softmax" and self.decode != "classify":
+        if self.activation == "softmax" and self.decode not in ("classify", "detr"):
             raise UsageError(
-                "`softmax` is for classifiers; detectors score each class separately", hint="`sigmoid` or `none`"
+                "`softmax` is for classifiers and `detr`; other detectors score each class separately",
+                hint="`sigmoid` or `none`",
+            )
+        if unknown := [role for role in self.outputs if role not in ROLES]:
+            raise UsageError(f"`{unknown[0]}` is not a role of an output", hint=suggest(unknown[0], [*ROLES]))
+        if (self.masks or self.keypoints) and self.decode not in ("yolov10", "yolo", "yolov5"):
+            raise UsageError(f"`{self.decode}` decodes no masks and keypoints", hint="`yolov10`, `yolo` or `yolov5`")
+        if self.keypoints is not None and (self.keypoints[0] < 1 or self.keypoints[1] not in (2, 3)):
+            raise UsageError(
+                f"the declared `keypoints` are {list(self.keypoints)}, expected their number and 2 or 3 values",
+                hint="`[17, 3]`",
             )
 
     @property
@@ -174,6 +207,31 @@ class Postprocess:
     def name(self, index: int) -> str:
         """The class name, or the index where none is declared."""
         return self.classes[index] if 0 <= index < len(self.classes) else str(index)
+
+    @property
+    def suppressed(self) -> bool:
+        """Whether overlapping boxes are still to be suppressed."""
+        return self.suppress if self.suppress is not None else self.decode in ("yolo", "yolov5")
+
+    @property
+    def has_final_rows(self) -> bool:
+        """Whether the output is rows of corners in pixels of the input, score and class."""
+        return self.decode == "yolov10" and self.box_format in (None, "xyxy") and not self.normalized
+
+    def roles(self, outputs: Sequence[TensorSpec]) -> dict[str, TensorSpec]:
+        """The decoded outputs by role. Raises `UsageError` where one is missing or cannot be distinguished."""
+        declared = {**({"rows": self.output} if self.output is not None else {}), **self.outputs}
+        found = output_roles(self.decode, declared, outputs)
+        if self.masks:
+            found["protos"] = prototypes(found, outputs)
+        return found
+
+    def row_values(self, protos: Shape | None) -> int | None:
+        """Values of a row or an anchor; None where the classes are not known. `protos` is the shape of the prototypes."""
+        extra = (protos[1] if protos is not None else 0) + math.prod(self.keypoints or (0,))
+        if self.decode == "yolov10":
+            return 6 + extra
+        return 4 + (self.decode == "yolov5") + len(self.classes) + extra if self.classes else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,21 +265,33 @@ class Vision:
         return self.preprocess.input_spec(signature)
 
     def output_spec(self, signature: Signature) -> TensorSpec:
-        """The decoded output. Raises `UsageError` when its shape contradicts the declaration."""
-        spec = _select_tensor(signature.outputs, self.postprocess.output, "output")
-        classes = len(self.postprocess.classes)
-        shape, decode = spec.shape, self.postprocess.decode
+        """The decoded output, of several that of the boxes. `UsageError` when its shape contradicts the declaration."""
+        found = self.postprocess.roles(signature.outputs)
+        spec = found.get("rows") or found.get("boxes")
+        decode, classes = self.postprocess.decode, len(self.postprocess.classes)
+        if spec is None:
+            listed = ", ".join(f"`{item.name}`" for item in signature.outputs)
+            raise UsageError(f"`{decode}` found no boxes among the outputs {listed}", hint="declare the `outputs`")
+        shape, expected = spec.shape, ""
+        protos = found["protos"].shape if "protos" in found else None
         if decode == "classify":
             right = len(shape) == 2 and (not classes or shape[1] in (-1, classes))
             expected = f"batch x {classes or 'classes'}"
-        elif decode == "yolov10":
-            right = len(shape) == 3 and shape[2] in (-1, 6)
-            expected = "batch x rows x 6"
+        elif decode in ("yolov10", "yolo", "yolov5"):
+            count = self.postprocess.row_values(protos)
+            axes = (2,) if decode == "yolov10" else (1, 2)
+            right = len(shape) == 3 and (
+                max(shape[1:]) > 4 or -1 in shape[1:] if count is None
+                else any(shape[axis] == count for axis in axes) or shape[1 if decode == "yolo" else 2] == -1
+            )  # fmt: skip
+            rows = f"{count if count is not None else '4 + classes'}"
+            expected = f"batch x rows x {rows}" if decode == "yolov10" else f"batch x {rows} x anchors"
+        elif "rows" in found:
+            right = len(shape) in (2, 3)
+            expected = "rows x 7" if decode == "nms" else "batch x queries x 4 + classes"
         else:
-            right = (
-                len(shape) == 3 and (shape[1] < 0 or shape[1] > 4) and (not classes or shape[1] in (-1, 4 + classes))
-            )
-            expected = f"batch x {4 + classes if classes else '4 + classes'} x anchors"
+            right = len(shape) >= 2 and shape[-1] in (-1, 4, 5)
+            expected = "boxes of four values"
         if not right and shape != (-1,):  # one open dimension stands for an unknown rank
             raise UsageError(
                 f"output `{spec.name}` is {spec.format_symbolic()}, `{decode}` expects {expected}",
@@ -287,13 +357,12 @@ def resolve_vision(given: Preprocess | str, found: Signature, declared: Vision |
         return replace(declared, preprocess=pixels, source="given" if isinstance(given, Preprocess) else str(given))
     if isinstance(given, Preprocess):
         raise UsageError("the model declares no post-processing", hint="pass a `Vision` with a `Postprocess`")
-    output = found.outputs[0]
-    decode = _detection_decode(output) if str(given).startswith("yolo") else "classify"
-    return Vision(pixels, Postprocess(decode, output=output.name), source=str(given))
-
-
-def _detection_decode(output: TensorSpec) -> Decode:
-    return "yolov10" if len(output.shape) == 3 and output.shape[2] == 6 else "yolo"
+    if str(given).startswith("imagenet"):
+        return Vision(pixels, Postprocess("classify", output=found.outputs[0].name), source=str(given))
+    settings, assumed = recognise(found.outputs)
+    usual = Postprocess(**settings)
+    log.warning("outputs are decoded as `%s`, by their names and shapes: %s", usual.decode, assumed)
+    return Vision(pixels, usual, source=str(given))
 
 
 def _preset(text: str, found: Signature) -> Preprocess:
@@ -318,6 +387,8 @@ def _preset(text: str, found: Signature) -> Preprocess:
         pixels = replace(
             pixels, resize="center-crop", crop_share=224 / 256, mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225)
         )
+    elif name == "rtdetr":
+        pixels = replace(pixels, resize="stretch")
     pixels.input_spec(found)
     return pixels
 
@@ -401,7 +472,7 @@ def vision_of_model(model: Model) -> Vision | None:
     metadata = {item.key: item.value for item in model.proto.metadata_props}
     if METADATA_KEY in metadata:
         return _parse_metadata(metadata[METADATA_KEY], model.path)
-    if "names" in metadata and "task" in metadata:
+    if "names" in metadata and ("task" in metadata or "stride" in metadata):
         return _ultralytics(metadata, model.signature, model.path)
     return None
 
@@ -449,34 +520,72 @@ def _parse_metadata(raw: str | Mapping[str, Any], path: Path) -> Vision:
 
 
 def _ultralytics(metadata: Mapping[str, str], found: Signature, path: Path) -> Vision | None:
-    """What Ultralytics' exporter writes: `names` and `imgsz` as Python literals, `task`; the decode from the shapes."""
-    task = metadata["task"]
-    if task not in ("detect", "classify") or len(found.inputs) != 1 or len(found.inputs[0].shape) != 4:
+    """What Ultralytics' exporters write: `names` and `imgsz` as Python literals, `task`, `kpt_shape`, `end2end`, `args`.
+
+    YOLOv5's own exporter writes `names` and `stride` alone, and its anchors have an objectness score.
+    """
+    task = metadata.get("task", "detect")
+    if task not in _TASKS or len(found.inputs) != 1 or len(found.inputs[0].shape) != 4:
         log.info("`%s` has Ultralytics' metadata for the task `%s`, which is not known here", path.name, task)
         return None
-    spec, output = found.inputs[0], found.outputs[0]
+    spec = found.inputs[0]
     names = _literal(metadata["names"])
-    classes = tuple(map(str, names.values() if isinstance(names, dict) else names or ()))
+    names = [*names.values()] if isinstance(names, dict) else names
+    classes = tuple(map(str, names)) if isinstance(names, list | tuple) else ()
     size = _literal(metadata.get("imgsz", "")) or list(spec.shape[2:])
-    size = [size, size] if isinstance(size, int) else size
+    size = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
     if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
         log.info("`%s` has Ultralytics' metadata without a size", path.name)
         return None
     pixels = Preprocess(size=(size[0], size[1]), input=spec.name)
-    decode = _detection_decode(output)
     if task == "classify":
-        decode, pixels = "classify", replace(pixels, resize="center-crop")
-    vision = Vision(pixels, Postprocess(decode, classes=classes, output=output.name), source="Ultralytics metadata")
+        pixels = replace(pixels, resize="center-crop")
+    transformer = metadata.get("head") == "RTDETRDecoder" or "rtdetr" in metadata.get("description", "").lower()
+    if transformer:
+        pixels = replace(pixels, resize="stretch")
     try:
+        declared = _ultralytics_outputs(metadata, found, task, classes)
+        if transformer:
+            declared = replace(declared, box_format="cxcywh", normalized=True, suppress=False)
+        vision = Vision(pixels, declared, source="Ultralytics metadata")
         vision.check(found)
     except UsageError as error:
         log.info("`%s` has Ultralytics' metadata that does not fit it: %s", path.name, error.message)
         return None
     log.info(
         "`%s` has no `trt_engine.vision` declaration; using its Ultralytics metadata: %s, %dx%d, %d classes",
-        path.name, decode, *pixels.size, len(classes),
+        path.name, declared.decode, *pixels.size, len(classes),
     )  # fmt: skip
     return vision
+
+
+def _ultralytics_outputs(
+    metadata: Mapping[str, str], found: Signature, task: str, classes: tuple[str, ...]
+) -> Postprocess:
+    if task == "classify":
+        return Postprocess("classify", classes=classes, output=found.outputs[0].name)
+    protos = next((spec for spec in found.outputs if len(spec.shape) == 4), None) if task == "segment" else None
+    shape = _literal(metadata.get("kpt_shape", "")) if task == "pose" else None
+    points = (int(shape[0]), int(shape[1])) if isinstance(shape, list | tuple) and len(shape) == 2 else None
+    args = _literal(metadata.get("args", ""))
+    final = metadata.get("end2end") == "True" or (isinstance(args, dict) and args.get("nms") is True)
+    if task == "segment" and protos is None:
+        raise UsageError("no output of mask prototypes", hint="export it again")
+    extra = (protos.shape[1] if protos is not None else 0) + math.prod(points or (0,))
+    rows = [spec for spec in found.outputs if len(spec.shape) == 3]
+    settings: dict[str, Any] = {"decode": "yolov10"}
+    if task == "pose" and points is None:
+        raise UsageError("no shape of the keypoints", hint="export it again")
+    if not final:
+        settings, _ = recognise(
+            rows or found.outputs,
+            classes=len(classes),
+            extra=extra,
+            objectness=None if "task" not in metadata else False,
+        )
+    if rows:
+        settings["output"] = rows[0].name
+    return Postprocess(**settings, classes=classes, masks=protos is not None, keypoints=points)
 
 
 def _literal(text: str) -> Any:
@@ -484,3 +593,11 @@ def _literal(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
+
+
+def check_data_exists(calib_data: str | None, preprocess: str | None = None) -> None:
+    """`FeedError` for calibration data that is not there, `UsageError` for a file of pre-processing that is not."""
+    if calib_data is not None and calib_data != "random" and not Path(calib_data).exists():
+        raise FeedError(f"no such file or folder `{calib_data}`", hint="check the path of the data (`--calib-data`)")
+    if preprocess is not None and not is_preset(preprocess):
+        read_json(Path(preprocess))

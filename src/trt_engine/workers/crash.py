@@ -6,7 +6,7 @@ import contextlib
 import signal
 
 from trt_engine import errors
-from trt_engine.errors import MemoryExhausted, TrtEngineError
+from trt_engine.errors import Explained, MemoryExhausted, TrtEngineError
 from trt_engine.workers.process import ExitStatus
 
 _OUT_OF_MEMORY_PHRASES = (
@@ -45,9 +45,9 @@ def exit_name(code: int) -> str:
     return f"signal {-code}"
 
 
-def restore_error(kind: str, message: str, hint: str | None) -> TrtEngineError:
+def restore_error(kind: str, message: str, hint: str | None) -> Explained:
     """The error of a child process from its class name in `errors`, message and hint."""
     found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, TrtEngineError):
+    if isinstance(found, type) and issubclass(found, Explained):
         return found(message, hint=hint)
     return TrtEngineError(f"{kind}: {message}", hint=hint)

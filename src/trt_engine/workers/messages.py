@@ -9,7 +9,8 @@ import sys
 
 import msgspec
 
-from trt_engine.errors import TrtEngineError
+from trt_engine import errors
+from trt_engine.errors import Explained
 from trt_engine.workers.crash import is_out_of_memory
 from trt_engine.workers.process import exit_with_parent, read_first_line
 
@@ -34,7 +35,7 @@ def error_message(error: BaseException, doing: str, *, interrupted: tuple[str, s
     """The message for an error of the child; out-of-memory texts of libraries become `MemoryExhausted` while `doing`."""
     if is_out_of_memory(error):
         return ErrorMessage("MemoryExhausted", f"out of memory {doing}", "a smaller batch")
-    if isinstance(error, TrtEngineError):
+    if isinstance(error, Explained):
         return ErrorMessage(type(error).__name__, error.message, error.hint)
     if isinstance(error, KeyboardInterrupt):
         return ErrorMessage("Interrupted", *interrupted)
@@ -60,6 +61,7 @@ class MessagePipe(logging.Handler):
 
 def receive_request() -> tuple[MessagePipe, bytes]:
     """The child's message pipe, which the package's log records take too, and its request; it ends with its parent."""
+    errors.in_shell = True  # as written: the parent has the caller
     pipe = MessagePipe(int(sys.argv[1]))
     request = read_first_line()
     exit_with_parent()

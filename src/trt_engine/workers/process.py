@@ -248,7 +248,7 @@ class StopSignal:
 
 
 def read_first_line() -> bytes:
-    """The first line of stdin, read without a buffer: what follows is for `die_with_parent`, which comes after this."""
+    """The first line of stdin, read without a buffer: what follows is for `exit_with_parent`, which comes after this."""
     parts: list[bytes] = []
     while not parts or not parts[-1].endswith(b"\n"):
         chunk = os.read(0, 1 << 16)

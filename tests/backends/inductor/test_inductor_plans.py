@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 from onnx import helper
 
@@ -20,11 +21,12 @@ from onnx_models import FLOAT, node, save
 from trt_engine.backend import code_options, list_backends
 from trt_engine.backends.inductor import build as building
 from trt_engine.backends.inductor.compatibility import check_compatibility, required_features, torch_version
-from trt_engine.backends.inductor.operators import check_model, operators_text
+from trt_engine.backends.inductor.operators import OPERATORS, check_model, write_out
 from trt_engine.backends.inductor.options import InductorOptions
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import from_values
 from trt_engine.device import info
+from trt_engine.doc_pages import find_page
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, ModelError, SetupError, UsageError
 from trt_engine.graph.load import open_model
@@ -45,6 +47,19 @@ def test_an_operator_that_is_lacking_is_named_before_anything_is_built(tmp_path:
     assert "onnxruntime" in (refused.value.hint or "")
 
 
+def test_an_operator_that_onnx_defines_by_others_is_imported_as_these(tmp_path: Path) -> None:
+    heads = np.zeros((2, 3, 4, 8), np.float32)
+    model = save(
+        tmp_path / "m.onnx",
+        [node("Attention", "x keys keys", "y", scale=0.5)],
+        {"x": (FLOAT, ["batch", 3, 4, 8])}, {"y": (FLOAT, ["batch", 3, 4, 8])}, {"keys": heads}, opset=23,
+    )  # fmt: skip
+    check_model(open_model(model))
+    proto = onnx.load(model)
+    write_out(proto)
+    assert {"MatMul", "Softmax"} <= {item.op_type for item in proto.graph.node} <= OPERATORS.keys()
+
+
 def test_an_attribute_that_no_rule_honours_is_named_with_its_node_before_anything_is_built(tmp_path: Path) -> None:
     def resize(opset: int, **given: object) -> Path:
         return save(
@@ -63,10 +78,9 @@ def test_an_attribute_that_no_rule_honours_is_named_with_its_node_before_anythin
     check_model(open_model(resize(11)))  # raised first
 
 
-def test_the_documentation_lists_the_operators_with_the_attributes_that_are_honoured() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "inductor.md").read_text(encoding="utf-8")
-    written = page[page.index("## Operators") :].partition("\n## ")[0]
-    assert operators_text() in written, f"docs/inductor.md should have:\n{operators_text()}"
+def test_a_page_lists_the_operators_with_the_attributes_that_are_honoured() -> None:
+    page = find_page("reference/inductor").text
+    assert "AveragePool (auto_pad," in page and all(name in page for name in OPERATORS)
 
 
 def test_strings_are_refused(tmp_path: Path) -> None:

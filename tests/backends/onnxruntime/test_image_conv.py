@@ -106,16 +106,6 @@ def test_other_convolutions_stay(form: Callable[[Net], str]) -> None:
     assert count(rewritten(net.model(form(net)), images=0), "Conv") == 1
 
 
-@pytest.mark.parametrize(
-    "net",
-    [image_net(5), image_net(width=14), image_net(height=11), image_net(height="H"), image_net(half=False)],
-    ids=["channels", "width", "height", "any height", "fp32"],
-)
-def test_other_images_stay(net: Net) -> None:
-    channels = int(net.image[1])
-    rewritten(net.model(strided(net, channels=channels)), images=0)
-
-
 def test_a_graph_with_a_subgraph_stays() -> None:
     net = image_net()
     x = strided(net)

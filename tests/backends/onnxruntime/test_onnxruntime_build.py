@@ -16,11 +16,11 @@ import onnx_models as models
 import trt_engine as te
 from trt_engine.backends.onnxruntime import optimizer_trial
 from trt_engine.backends.onnxruntime.host_session import reference_session
-from trt_engine.diagnosis.machine import requirement_holds
 from trt_engine.engine import Engine
-from trt_engine.errors import ModelError, PrecisionError, TrtEngineError, UsageError
+from trt_engine.errors import ModelError, PrecisionError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.runtime.feeds import random_feeds
+from trt_engine.verbs.doctor.machine import requirement_holds
 
 Build = Callable[..., Engine]
 
@@ -69,21 +69,6 @@ def test_a_reloaded_engine_computes_what_its_model_computes(name: str, tmp_path:
             )
 
 
-@pytest.mark.parametrize("make", [models.conv_net, models.int8_qdq, lambda path: models.conv_net(path, half=True)])
-def test_saving_and_loading_again_changes_no_bit(make: Callable, tmp_path: Path, build: Build):
-    path = make(tmp_path / "net.onnx")
-    engine = build(path)
-    shapes = {
-        spec.name: span.opt
-        for spec, span in zip(engine.signature.inputs, engine.passport.profiles[0].ranges.values(), strict=True)
-    }
-    feeds = random_feeds(engine.signature, shapes, 3)
-    in_memory = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
-    with te.load(engine) as runner:
-        for got, want in zip(runner.infer(feeds).values(), in_memory, strict=True):
-            np.testing.assert_array_equal(got, want)
-
-
 @pytest.mark.parametrize("level", ["none", "basic", "extended", "all"])
 @pytest.mark.parametrize("location", [None, "weights.bin"])
 def test_every_optimisation_level_gives_an_engine_that_stands_alone(
@@ -114,18 +99,6 @@ def test_two_engines_of_one_model_with_weights_outside_share_a_folder(tmp_path: 
         engine.verify()
 
 
-def test_weights_that_all_stay_in_the_graph_leave_no_file_beside_it(tmp_path: Path, build: Build):
-    engine = build(models.two_inputs(tmp_path / "sum.onnx"), options={"external_weights": "on"})
-    assert engine.files == (engine.path,)
-    assert sorted(item.suffix for item in engine.path.parent.iterdir()) == [".json", ".onnx"]
-
-
-def test_a_model_with_weights_outside_cannot_have_an_engine_with_weights_inside(tmp_path: Path, build: Build):
-    path = models.conv_net(tmp_path / "net.onnx", location="weights.bin")
-    with pytest.raises(UsageError, match="keeps weights outside"):
-        build(path, options={"external_weights": False})
-
-
 def test_a_graph_with_fp8_is_optimised_no_further_than_basic(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
     assert build(path).passport.build.notes["graph_optimization"] == "basic"
@@ -139,16 +112,6 @@ def test_a_level_that_onnxruntime_cannot_run_fp8_at_is_refused_with_the_one_it_c
     with pytest.raises(ModelError, match="FP8") as caught:
         build(path, options={"graph_optimization": "all"})
     assert "graph_optimization=basic" in (caught.value.hint or "")
-
-
-def test_a_graph_with_fp8_and_fp16_is_not_rewritten_at_all(tmp_path: Path, build: Build):
-    path = models.fp8_qdq(tmp_path / "net.onnx")
-    graph = onnx.load(path)
-    graph.graph.node.append(helper.make_node("Cast", ["y"], ["half"], to=onnx.TensorProto.FLOAT16))
-    graph.graph.output.append(helper.make_tensor_value_info("half", onnx.TensorProto.FLOAT16, ["batch", 8, 4, 4]))
-    onnx.save(graph, path)
-    assert build(path).passport.build.notes["graph_optimization"] == "none"
-    assert build(path, options={"graph_optimization": "basic"}).passport.build.notes["graph_optimization"] == "basic"
 
 
 def test_the_passport_says_what_a_loader_needs(tmp_path: Path, build: Build):
@@ -209,11 +172,6 @@ def test_a_convolution_that_no_kernel_takes_in_is_not_int8(tmp_path: Path, build
     assert engine.passport.build.graph_dtype == "int8"
 
 
-def test_an_engine_that_computes_as_it_is_written_says_nothing_of_it(tmp_path: Path, build: Build):
-    for make in (models.conv_net, models.int8_qdq):
-        assert build(make(tmp_path / f"{make.__name__}.onnx")).passport.build.graph_dtype is None
-
-
 def test_pairs_that_the_cpu_only_dequantizes_are_an_error_when_their_type_was_asked_for(tmp_path: Path, build: Build):
     path = models.fp8_qdq(tmp_path / "net.onnx")
     assert build(path).passport.precision.requested is None
@@ -262,7 +220,7 @@ def test_a_model_onnxruntime_cannot_run_is_a_model_error_with_a_hint(what: str, 
         ({"intra_op_threads": "9999"}, "9999 threads exceed the limit", "one for each core"),
         ({"inter_op_threads": "1025"}, "1025 threads exceed the limit", "0 is ONNX Runtime's own"),
         ({"intra_op_threads": "1" + "0" * 30}, "threads exceed the limit", "0"),
-        ({"arena": "perhaps"}, "on or off", "-O"),
+        ({"arena": "perhaps"}, "expected `true` or `false`", "freed memory"),
         ({"execution_mode": "wild"}, "cannot be `wild`", "sequential"),
         ({"cuda.gpu_mem_limit": "1"}, "a provider that was not requested", "--providers cuda,cpu"),
     ],
@@ -282,15 +240,6 @@ def test_every_setting_reaches_onnxruntime_and_the_engine_still_answers(tmp_path
     with te.load(engine) as runner:
         assert runner.infer({"images": np.ones((1, 3, 8, 8), np.float32)})["scores"].shape == (1, 16)
     assert engine.passport.build.config["options"]["spinning"] == "off"
-
-
-def test_every_error_of_a_build_is_one_of_ours(tmp_path: Path, build: Build):
-    path = models.conv_net(tmp_path / "net.onnx")
-    raw = path.read_bytes()
-    for cut in range(40, len(raw), len(raw) // 12):
-        path.write_bytes(raw[:cut])
-        with pytest.raises(TrtEngineError):
-            build(path)
 
 
 def equal_defaults(path: Path, *, ir: int, location: str | None = None) -> Path:
@@ -341,15 +290,6 @@ def test_initializers_that_are_inputs_too_are_constants_of_the_engine(
         np.testing.assert_allclose(runner.infer({"x": x})["y"], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_weights_that_are_inputs_too_are_cast_and_quantised(tmp_path: Path):
-    path = equal_defaults(tmp_path / "defaults.onnx", ir=3)
-    x = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)
-    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    te.cast(path, "fp16", out=tmp_path / "half.onnx")
-    half = ort.InferenceSession(tmp_path / "half.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
-    assert np.abs(half - expected).max() < 0.01 * np.abs(expected).max()
-
-
 def _half_transposed_matmul(path: Path, middle: str) -> Path:
     """FP16, a transpose before a product of constants: ONNX Runtime 1.31 dies of each at its highest level."""
     nodes = [helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0, 2])]
@@ -384,3 +324,12 @@ def test_a_crash_of_the_optimiser_costs_one_level_and_is_in_the_passport(
     made = build(_half_transposed_matmul(tmp_path / "m.onnx", "none")).passport.build
     assert made.notes["graph_optimization"] == "extended"
     assert made.retries == ("graph_optimization=all: ONNX Runtime crashed (SIGSEGV)",)
+
+
+def test_weights_that_are_inputs_too_are_cast_and_quantised(tmp_path: Path):
+    path = equal_defaults(tmp_path / "defaults.onnx", ir=3)
+    x = np.random.default_rng(1).normal(size=(1, 8, 8)).astype(np.float32)
+    expected = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    te.cast(path, "fp16", out=tmp_path / "half.onnx")
+    half = ort.InferenceSession(tmp_path / "half.onnx", providers=["CPUExecutionProvider"]).run(None, {"x": x})[0]
+    assert np.abs(half - expected).max() < 0.01 * np.abs(expected).max()

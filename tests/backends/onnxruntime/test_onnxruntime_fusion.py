@@ -16,7 +16,6 @@ from graph.fusion.test_layer_norm import layer_norm, rms_norm
 from graph.fusion.test_rotary import heads, rotate, tables
 from trt_engine.backend import list_backends
 from trt_engine.backends.onnxruntime.node_mapping import map_nodes
-from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import AccuracyError
 from trt_engine.graph import walk
@@ -123,19 +122,6 @@ def test_an_engine_of_a_slow_builder_that_differs_is_built_again_with_less_rewri
     assert made.parity is not None and made.parity.passed
     with pytest.raises(AccuracyError):
         build(model, tmp_path / "once", retry=False)
-
-
-@pytest.mark.parametrize("option", [{"graph_optimization": "basic"}, {"graph_optimization": "none"}])
-def test_a_graph_that_is_to_be_optimised_less_is_not_fused(model: Path, tmp_path: Path, option: dict[str, str]) -> None:
-    assert build(model, tmp_path, options=option).passport.build.fusions is None
-
-
-def test_weights_outside_the_graph_are_read_for_a_fusion(tmp_path: Path) -> None:
-    path = tmp_path / "outside.onnx"
-    onnx.save(encoder(), path, save_as_external_data=True, location="weights.bin", size_threshold=128)
-    engine = build(path, tmp_path)
-    assert engine.passport.build.fusions == "multi_head_attention 2"
-    assert engine.passport.parity is not None and engine.passport.parity.passed
 
 
 def test_an_fp16_graph_is_fused_within_the_tolerance_of_its_format(tmp_path: Path) -> None:
@@ -249,13 +235,6 @@ def test_a_product_with_a_scaled_sigmoid_is_fused_by_onnxruntime_itself(sides: t
     assert [node.op_type for node in read_proto(engine.path).graph.node] == ["QuickGelu"]
 
 
-def test_the_difference_of_two_engines_lists_the_fusions(model: Path, engines: tuple[Engine, Engine]) -> None:
-    report = te.diff(engines[1].path, engines[0].path, model=model)
-    assert "multi_head_attention 2" in str(report)
-    fused = [change for change in report.changes if change.change == "fused"]
-    assert any("MultiHeadAttention" in str(change) and "Softmax" in str(change) for change in fused)
-
-
 def test_the_model_and_other_backends_never_see_a_fused_graph(model: Path, tmp_path: Path) -> None:
     before = model.read_bytes()
     build(model, tmp_path)
@@ -283,12 +262,3 @@ def test_quantized_products_are_not_fused_in_a_build(tmp_path: Path) -> None:
     proto.graph.node.extend(nodes)
     onnx.save(proto, path)
     assert build(path, tmp_path).passport.build.fusions is None
-
-
-def test_the_setting_is_part_of_the_key_for_this_backend_alone() -> None:
-    from trt_engine.backend import list_backends
-
-    assert BuildConfig().fuse is True
-    for setting in ("fuse",):
-        ignoring = {name for name, spec in list_backends().items() if setting in spec.ignored_settings}
-        assert ignoring == set(list_backends()) - {"auto", "onnxruntime"}

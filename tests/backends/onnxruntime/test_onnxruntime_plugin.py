@@ -20,12 +20,10 @@ from onnxruntime.capi import onnxruntime_pybind11_state as state
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.backends.onnxruntime import plugin_providers, providers, session
+from trt_engine.backends.onnxruntime import plugin_providers, session
 from trt_engine.backends.onnxruntime.compatibility import check_compatibility
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.provider_names import quant_target, short_name
 from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers, verify_active
-from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.errors import SetupError, UsageError
 
@@ -91,20 +89,6 @@ def script(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Script]:
 
 
 # ------------------------------------------------------------------------------------------------ names and settings
-
-
-@pytest.mark.parametrize("name", [PROVIDER, "tensorrt-rtx", "rtx", "nv_tensorrt_rtx", "trt-rtx"])
-def test_the_provider_has_one_short_name(name: str):
-    assert short_name(name) == NAME and providers.long_name(NAME) == PROVIDER
-    choice = chosen(name, "cuda", "cpu", device="cuda:2")
-    assert (choice.names, choice.device, choice.compiles, choice.strict) == (
-        (NAME, "cuda", "cpu"),
-        "cuda:2",
-        True,
-        False,
-    )
-    assert choice.options[0] == {}, "its GPU is a device that is handed over, not a setting"
-    assert quant_target(BuildConfig(providers=(name,))) == "onnxruntime-tensorrt"
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from trt_engine.backends.onnxruntime.profile import TraceEvent, read_trace, spli
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError
-from trt_engine.graph.cost import model_cost
 from trt_engine.records.profile import LayerProfile, LayerRow
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -122,16 +120,6 @@ def test_nodes_without_names_are_found_by_the_tensors_between_them(tmp_path: Pat
     assert sorted(told) == ["c0", "c1", "g", "r0", "r1", "scores"]
 
 
-def test_the_arithmetic_of_the_rows_is_that_of_the_model(resnet: Engine) -> None:
-    found = profiled(resnet, IMAGES)
-    model = model_cost(onnx.load(RESNET), {"images": (4, 1, 32, 32)})
-    total = sum(row.flops or 0 for row in found.rows)
-    assert total == pytest.approx(model.flops, rel=0.02), "activations that were fused are not counted twice, nor lost"
-    assert all(row.nbytes is not None for row in found.rows)
-    gemm = named(found, "Gemm_0")
-    assert gemm.nbytes == 4 * (4 * 64 + 64 * 10 + 10 + 4 * 10)
-
-
 def test_a_loops_time_is_without_its_body_and_its_nodes_say_how_often_they_ran(tmp_path: Path) -> None:
     engine = te.build(looping(tmp_path / "m.onnx", 7), out=tmp_path / "m.engine.onnx", parity=False)
     found = profiled(engine, {"x": np.ones((64, 64), np.float32)}, tmp_path)
@@ -174,22 +162,6 @@ def node(name: str, ts: int, dur: int, op: str = "Relu", tid: int = 1) -> dict[s
     return line(f"{name}_kernel_time", ts, dur, tid, op_name=op, provider="CPUExecutionProvider")
 
 
-def run(ts: int, dur: int) -> dict[str, Any]:
-    return line("model_run", ts, dur, cat="Session")
-
-
-def written(path: Path, *events: dict[str, Any]) -> Path:
-    path.write_text("[\n" + ",\n".join(map(json.dumps, events)) + "\n]\n")
-    return path
-
-
-def test_runs_are_told_apart_by_their_own_windows(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.json", line("session_initialization", 0, 9, cat="Session"),
-                   node("a", 11, 3), node("b", 15, 4), run(10, 10), node("a", 31, 5), run(30, 10))  # fmt: skip
-    runs = split_runs(read_trace(path))
-    assert [[(event.name, us) for event, us in one] for one in runs] == [[("a", 3.0), ("b", 4.0)], [("a", 5.0)]]
-
-
 def test_what_lies_inside_another_node_is_taken_out_of_it_once() -> None:
     events = [
         TraceEvent("model_run", 0, 100),
@@ -204,13 +176,6 @@ def test_what_lies_inside_another_node_is_taken_out_of_it_once() -> None:
     assert times == [("outer", 30.0), ("middle", 30.0), ("inner", 10.0), ("beside", 80.0), ("inner", 20.0)]
 
 
-def test_a_cut_trace_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
-    path = written(tmp_path / "t.json", node("a", 1, 3), run(0, 10), node("a", 21, 5), run(20, 10), node("a", 41, 9))
-    path.write_text(path.read_text()[:-40])
-    runs = split_runs(read_trace(path))
-    assert [[us for _, us in one] for one in runs] == [[3.0], [5.0]], "a run that was not finished does not count"
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '[{"cat": "Node"}]', "[1, null]"])
 def test_a_file_that_is_no_trace_is_refused_in_one_line(text: str, tmp_path: Path) -> None:
     path = tmp_path / "t.json"
@@ -219,13 +184,6 @@ def test_a_file_that_is_no_trace_is_refused_in_one_line(text: str, tmp_path: Pat
         read_trace(path)
     with pytest.raises(EngineError, match="no such file"):
         read_trace(tmp_path / "missing.json")
-
-
-def test_events_with_broken_fields_are_left_out_and_the_rest_counts(tmp_path: Path) -> None:
-    broken = node("b", 3, 1) | {"dur": "long"}
-    backwards = node("c", 4, -1)
-    path = written(tmp_path / "t.json", node("a", 1, 1), broken, backwards, run(0, 10))
-    assert [event.name for event, _ in split_runs(read_trace(path))[0]] == ["a"]
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -294,21 +252,3 @@ def test_the_nodes_are_written_down_while_somebody_else_watches(resnet: Engine, 
         assert not path.exists()
     assert len(split_runs(read_trace(path))) == 2
     assert [item.name for item in tmp_path.iterdir()] == ["nodes.json"]
-
-
-def test_the_nodes_are_written_down_also_when_the_watcher_fails(resnet: Engine, tmp_path: Path) -> None:
-    path = tmp_path / "nodes.json"
-    with (
-        pytest.raises(KeyboardInterrupt),
-        get_backend("onnxruntime").load_function("trace_nodes")(resnet, IMAGES, RuntimeConfig(), trace=path) as infer,
-    ):
-        infer()
-        raise KeyboardInterrupt
-    assert len(split_runs(read_trace(path))) == 1
-
-
-def test_work_of_several_threads_at_once_is_seen_and_a_change_of_threads_is_not() -> None:
-    first, after = TraceEvent("a", 0, 10, thread=1, op="Add"), TraceEvent("b", 10, 5, thread=2, op="Add")
-    assert profiling._overlaps([first, TraceEvent("b", 5, 10, thread=2, op="Add")])
-    assert not profiling._overlaps([first, after])
-    assert not profiling._overlaps([first, TraceEvent("inner", 2, 3, thread=1, op="Add")])

@@ -135,13 +135,6 @@ def test_the_users_word_on_the_tensorrt_providers_cache_wins(store: Path):
         assert other.with_cache("sha256:a") is other
 
 
-def test_switches_of_the_tensorrt_provider_are_words_and_its_numbers_stay_numbers():
-    options = {"tensorrt.trt_int8_enable": "1", "tensorrt.trt_max_partition_iterations": "1", "cuda.use_tf32": "1"}
-    choice = select_providers(("tensorrt", "cuda"), "cuda:0", options=options, available=GPU_BUILD, gpus=())
-    assert given(choice) == {"device_id": "0", "trt_int8_enable": "True", "trt_max_partition_iterations": "1"}
-    assert dict(choice.to_ort_providers())["CUDAExecutionProvider"]["use_tf32"] == "1"
-
-
 def test_one_session_at_a_time_compiles_an_engine_and_a_store_nobody_may_write_to_keeps_nothing(
     store: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -229,17 +222,6 @@ def test_fp16_convolutions_without_tensor_cores_are_a_warning(convolution: str, 
     found = _slow_convolutions(tuple(compute_layers(proto, tf32=tf32, literal=True)), choice)
     assert len(found) == warned
     assert not warned or "1 FP16 convolutions run without tensor cores, because 1 other" in found[0]
-
-
-def test_the_environment_of_nvidias_libraries_forbids_tf32(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")
-    assert not select_providers((), "cuda:0", precision="tf32", available=GPU_BUILD, gpus=(H200,)).tf32
-    assert not select_providers(("tensorrt",), "cuda:0", available=GPU_BUILD, gpus=(H200,)).tf32
-
-
-def test_tensorrts_provider_has_no_switch_for_tf32_and_so_may_use_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
-    assert select_providers(("tensorrt",), "cuda:0", precision="fp32", available=GPU_BUILD, gpus=(H200,)).tf32
 
 
 def test_a_gpu_that_is_not_there_is_a_usage_error_that_names_those_that_are():

@@ -159,21 +159,6 @@ def test_a_context_runs_what_is_bound_and_follows_buffers_and_shapes_that_change
     stream.close()
 
 
-def test_one_input_in_other_memory_is_enough_to_be_read_from_there(opened: Open):
-    streams = opened(models.two_inputs, batch=(1, 2, 8))
-    stream, context = streams.stream(), streams.create_context()
-    held = buffers(streams, context.prepare({"a": (1, 4), "b": (1, 4)}) | {"a": (1, 4), "b": (1, 4)})
-    fill(streams, held, stream, a=rows(1), b=rows(1))
-    context.bind(held)
-    context.enqueue(stream)
-    other = buffers(streams, {"a": (1, 4)})
-    fill(streams, other, stream, a=rows(1, 5.0))
-    context.bind(held | other)
-    context.enqueue(stream)
-    assert read(streams, held["total"], (1, 4), stream) == [[6.0] * 4]
-    context.close()
-
-
 def test_a_context_runs_on_a_stream_from_elsewhere_too(opened: Open):
     streams = opened(models.two_inputs, batch=(1, 2, 8))
     context, elsewhere = streams.create_context(), streams.device.stream()
@@ -184,16 +169,6 @@ def test_a_context_runs_on_a_stream_from_elsewhere_too(opened: Open):
         context.enqueue(stream)
         assert read(streams, held["total"], (1, 4), stream) == [[stream.handle + 0.5] * 4]
     context.close()
-
-
-def test_each_stream_has_a_session_of_its_own_and_the_first_was_there_already(opened: Open):
-    streams = opened(models.two_inputs, batch=(1, 2, 8))
-    first = streams._loaded
-    one, two = streams.stream(), streams.stream()
-    assert streams.session_for_stream(one).loaded is first
-    assert streams.session_for_stream(two).loaded is not first
-    assert streams.session_for_stream(two).stream is two
-    one.close(), two.close()
 
 
 def test_outputs_whose_size_the_data_decides_come_when_the_stream_is_done(opened: Open):
@@ -377,14 +352,6 @@ def test_what_refuses_our_own_capture_is_not_laid_on_another_threads():
     assert "another thread" not in found.message
 
 
-def test_a_refusal_to_capture_is_known_by_its_words():
-    text = (
-        "This session cannot use the graph capture feature as requested by the user as all compute graph nodes have not"
-    )
-    assert session.is_capture_refusal(RuntimeError(text))
-    assert not session.is_capture_refusal(RuntimeError("Failed to load library"))
-
-
 @pytest.mark.parametrize(
     ("settings", "warned"),
     [
@@ -424,14 +391,3 @@ def test_an_engine_of_one_batch_size_is_not_warned_of(
     monkeypatch.setattr(run, "_warned_engines", set())
     run._warn_of_changing_batches(engine, te.RuntimeConfig(batching=te.Batching()))
     assert "plans each convolution again" not in caplog.text
-
-
-def test_of_nested_failures_the_innermost_node_and_its_reason_are_named():
-    outer = "Non-zero status code returned while running If node. Name:'{}' Status Message: "
-    nodes = [outer.format("/".join(["If_0_else_branch__Inline_0__"] * depth)) for depth in (1, 20)]
-    text = (
-        f"[ONNXRuntimeError] : 2 : INVALID_ARGUMENT : {''.join(nodes)}Non-zero status code returned while running LSTM "
-        "node. Name:'decoder/rnn/LSTM' Status Message: Input X must have 3 dimensions only. Actual:{1,1,1,128,2}"
-    )
-    reason = "`LSTM` (node `decoder/rnn/LSTM`) fails: Input X must have 3 dimensions only. Actual:{1,1,1,128,2}"
-    assert session.error_summary(RuntimeError(text)) == reason

@@ -39,10 +39,6 @@ def changed(engine: Engine, *, notes: dict[str, str] | None = None, backend: str
     )
 
 
-def test_an_engine_loads_where_it_was_built(engine: Engine):
-    assert check_compatibility(engine, RuntimeConfig()).status == "loads"
-
-
 CASES = {
     "newer runtime than here": ({"version": "99.0.0"}, {}, "rebuild", "older"),
     "older runtime, inner operators": ({"version": "1.2.3"}, {"operators": "onnxruntime"}, "penalty", "1.2.3"),
@@ -83,16 +79,6 @@ def test_a_provider_somebody_asks_for_is_not_called_the_engines_need(asked: dict
     assert needed.reason.startswith("it needs the provider `cuda`")
 
 
-def test_a_changed_payload_is_refused(engine: Engine):
-    raw = bytearray(engine.path.read_bytes())
-    raw[len(raw) // 2] ^= 1
-    engine.path.write_bytes(raw)
-    found = te.inspect(engine.path).compatibility
-    assert found.status == "refuse" and "digest" in found.reason and found.command
-    with pytest.raises(EngineError, match="digest"):
-        te.load(engine)
-
-
 def test_a_missing_weights_file_is_refused(tmp_path: Path):
     engine = te.build(
         models.conv_net(tmp_path / "net.onnx"), store=te.Store(tmp_path / "s"), options={"external_weights": True}
@@ -101,17 +87,6 @@ def test_a_missing_weights_file_is_refused(tmp_path: Path):
     assert te.inspect(engine.path).compatibility.status == "refuse"
     with pytest.raises(EngineError, match="missing"):
         te.load(engine)
-
-
-def test_a_fallback_that_was_allowed_is_a_penalty(engine: Engine):
-    other = changed(engine, providers=("migraphx",))
-    assert check_compatibility(other, RuntimeConfig(allow_fallback=True)).status == "penalty"
-
-
-def test_asking_for_another_provider_than_the_build_had_means_building_again(engine: Engine):
-    found = check_compatibility(changed(engine, providers=("cuda", "cpu")), RuntimeConfig(providers=("cpu",)))
-    assert found.status == "rebuild"
-    assert (found.command or "").endswith("--providers cpu")
 
 
 GPU_BUILD = ("CUDAExecutionProvider", "CPUExecutionProvider")
@@ -140,6 +115,7 @@ def test_a_gpus_engine_is_judged_by_the_gpu_that_is_here(what: str, engine: Engi
     assert expected == "loads" or found.command
 
 
-def test_a_gpus_engine_is_refused_where_there_is_no_provider_for_it(engine: Engine):
-    found = check_compatibility(on_gpu(engine), RuntimeConfig(), available=("CPUExecutionProvider",), gpus=())
-    assert (found.status, found.command) == ("refuse", "trt-engine doctor") and "`cuda`" in found.reason
+def test_asking_for_another_provider_than_the_build_had_means_building_again(engine: Engine):
+    found = check_compatibility(changed(engine, providers=("cuda", "cpu")), RuntimeConfig(providers=("cpu",)))
+    assert found.status == "rebuild"
+    assert (found.command or "").endswith("--providers cpu")

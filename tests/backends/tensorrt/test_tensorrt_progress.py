@@ -32,23 +32,3 @@ def test_a_phase_is_noted_by_the_time_outside_of_the_phases_within_it(clock: lis
     assert sum(progress.seconds.values()) == clock[0], "nothing is counted twice"
     assert progress.slowest_phases().startswith("Timing tactics 6.0 s, ")
     assert progress.phase() == "" and progress.error is None
-
-
-def test_phases_side_by_side_in_one_take_nothing_from_it(clock: list[float]) -> None:
-    progress = BuildProgress()
-    for name, parent in (("whole", None), ("one", "whole"), ("two", "whole")):
-        progress.phase_start(name, parent, 2)
-    clock[0] = 4.0
-    for name in ("one", "two", "whole"):
-        progress.phase_finish(name)
-    assert progress.seconds == {"one": 4.0, "two": 4.0, "whole": 0.0}
-    assert progress.slowest_phases() == "one 4.0 s, two 4.0 s"
-
-
-def test_a_phase_that_began_unseen_is_no_error(clock: list[float]) -> None:
-    progress = BuildProgress()
-    progress.step_complete("late", 3)
-    clock[0] = 0.01
-    progress.phase_finish("late")
-    progress.phase_finish("never")
-    assert progress.error is None and progress.slowest_phases() == "late 0.0 s"

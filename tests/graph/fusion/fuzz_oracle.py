@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def judge(family: str, seed: int, *, on_gpu: bool) -> Verdict:
         except Exception:
             continue  # sizes that do not fit each other
         judged += 1
-        if drawn.half and on_gpu and kind in ("row masked", "all masked"):
+        if drawn.half and on_gpu and kind in ("row masked", "all masked", "ones"):
             continue  # no number of FP16 takes a score in, so these rows have other weights; CUDA rounds them anyway
         try:
             found = changed.run(None, feeds)
@@ -107,18 +108,17 @@ def _off(one: np.ndarray, two: np.ndarray, half: bool) -> tuple[float, float]:
 
 
 def _moved(drawn: Drawn, feeds: Feeds, expected: list[np.ndarray]) -> list[float]:
-    """How far the source's own rounding moves each output: from itself in double precision, and with inputs whose last digit
-    moves where that does not run."""
+    """How far the source's own rounding moves each output: from itself in double precision; with inputs, some of them the
+    next number, where that does not run and in FP16, whose sums ONNX Runtime keeps in FP32 between some operators."""
     made = []
-    try:
+    with contextlib.suppress(Exception):
         exact = _session(_in_double(drawn.model))
         made.append(exact.run(None, {name: _double(value) for name, value in feeds.items()}))
-    except Exception:
+    if not made or drawn.half:
         source, random = _session(drawn.model), np.random.default_rng(0)
         for _ in range(3):
-            step = 2.0**-10 if drawn.half else 2.0**-22
             moved = {
-                name: (value * (1 - random.uniform(0, step, value.shape))).astype(value.dtype)
+                name: np.where(random.random(value.shape) < 0.5, np.nextafter(value, value.dtype.type(0)), value)
                 if value.dtype.kind == "f"
                 else value
                 for name, value in feeds.items()

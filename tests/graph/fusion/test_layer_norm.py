@@ -223,3 +223,11 @@ def test_what_is_nearly_a_norm_stays(form: Form) -> None:
     fused = fuse(model)
     assert not fused.counts and "Sqrt" in operators(fused)
     check_same(model, fused)
+
+
+def test_the_rank_behind_a_computed_reshape_is_the_length_of_its_target() -> None:
+    b = Builder()
+    x, target = tokens(b), b.given("target", [3], np.int64)
+    for _ in range(3):
+        x = layer_norm(b, b.add("MatMul", b.add("Reshape", x, target), b.weight(WIDTH, WIDTH)))
+    assert operators(fuse(b.model(x))) == ["Reshape", "MatMul", "LayerNormalization"] * 3

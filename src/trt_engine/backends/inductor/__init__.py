@@ -15,7 +15,7 @@ spec = BackendSpec(
     keeps_cache=True,
     devices=("cpu", "cuda"),
     options="trt_engine.backends.inductor.options:InductorOptions",
-    safer_options=("fuse_kernels=off",),
+    safer_options=("channels_last=off", "fuse_kernels=off"),
     ignored_settings=("workspace_mib", "fuse"),
     tuning="trt_engine.backends.inductor.options:tuning_candidates",
     check_model="trt_engine.backends.inductor.operators:check_model",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 from onnx import GraphProto, NodeProto, TensorProto, helper, numpy_helper
 
+from trt_engine.backends.inductor.linear import GraphView
 from trt_engine.graph import walk
 
 ATTENTION = "_Attention"
@@ -39,28 +39,8 @@ class _Match:
         )
 
 
-@dataclass(slots=True)
-class _Finder:
+class _Finder(GraphView):
     """Looks attention up in a graph."""
-
-    graph: GraphProto
-    outputs: set[str] = field(init=False)
-    makers: dict[str, NodeProto] = field(init=False)
-    readers: Counter[str] = field(init=False)
-    constants: dict[str, TensorProto] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.outputs = walk.kept_names(self.graph)
-        self.makers = {name: node for node in self.graph.node for name in node.output}
-        self.readers = Counter(name for node in self.graph.node for name in node.input)
-        self.constants = {item.name: item for item in self.graph.initializer}
-
-    def inner(self, name: str, *ops: str, readers: int = 1) -> NodeProto | None:
-        """The node that makes a tensor which this number of nodes reads, if it is one of these operators."""
-        node = self.makers.get(name)
-        if node is None or node.op_type not in ops or walk.domain_of(node) or name in self.outputs:
-            return None
-        return node if self.readers[name] == readers else None
 
     def take_cast(self, match: _Match, readers: int = 1) -> bool:
         """Step over a cast between floating-point types."""

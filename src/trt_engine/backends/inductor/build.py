@@ -68,7 +68,7 @@ class InductorBuilder:
             device=f"cuda:{number}" if board is not None else "cpu",
             inputs=inputs,
             configs={"freezing": options.freezing, "conv_1x1_as_mm": options.conv_1x1_as_mm}
-            | ({"compile_threads": 1} if board is None else {}),
+            | ({"compile_threads": 1} if board is None else {"layout_optimization": options.channels_last}),
             tf32=tf32,
             fused=fused,
             quantized_types=types,
@@ -90,6 +90,8 @@ class InductorBuilder:
             notes[NOT_FUSED] = f"the {graph_dtype} layers run in {precision.main_dtype}, on dequantised values"
         if result.kernels:
             notes |= {"kernels": result.kernels, "fuse_kernels": "on"}
+        if board is not None and any(node.op_type == "Conv" for node in model.proto.graph.node):
+            notes["channels_last"] = "on" if options.channels_last else "off"
         if result.attentions:
             notes["attention"] = f"{result.attentions} fused"
         notes["tf32"] = "on" if tf32 else "off"

@@ -3,9 +3,7 @@ those whose windows do not overlap as linear layers."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, NodeProto, TensorProto, helper
 
-from trt_engine.backends.inductor.linear import LINEAR
+from trt_engine.backends.inductor.linear import LINEAR, GraphView
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_initializer, read_tensor, set_attribute, set_input
 
@@ -71,41 +69,22 @@ def fuse_convolution(graph: GraphProto) -> int:
     return fused
 
 
-@dataclass(slots=True)
-class _ConvolutionFuser:
-    """Edits the nodes of a graph."""
+class _ConvolutionFuser(GraphView):
+    """Edits the nodes of a graph. `depthwise` is what depthwise convolutions read: PyTorch 2.11 compiles those of a fused
+    convolution's output to other numbers (MobileNetV3 on an H200), though each alone is right."""
 
-    graph: GraphProto
-    outputs: set[str] = field(init=False)
-    constants: dict[str, TensorProto] = field(init=False)
-    readers: Counter[str] = field(init=False)
-    makers: dict[str, NodeProto] = field(init=False)
-    depthwise: set[str] = field(init=False)
-    """What depthwise convolutions read. PyTorch 2.11 compiles those of a fused convolution's output to other numbers
-    (MobileNetV3 on an H200), though each alone is right."""
-
-    def __post_init__(self) -> None:
-        self.outputs = walk.kept_names(self.graph)
-        self.constants = {item.name: item for item in self.graph.initializer}
-        self.readers = Counter(name for node in self.graph.node for name in node.input)
-        self.makers = {name: node for node in self.graph.node for name in node.output}
+    def __init__(self, graph: GraphProto) -> None:
+        super().__init__(graph)
         self.depthwise = {node.input[0] for node in self.graph.node if self.is_depthwise(node)}
 
     def is_depthwise(self, node: NodeProto) -> bool:
         weight = self.constants.get(node.input[1]) if node.op_type == "Conv" and not walk.domain_of(node) else None
         return weight is not None and list(weight.dims[1:2]) == [1] and walk.attributes(node).get("group", 1) > 1
 
-    def maker(self, name: str, op: str) -> NodeProto | None:
-        """The node of this operator that makes a tensor, which one node reads and which is not an output."""
-        node = self.makers.get(name)
-        if node is None or node.op_type != op or walk.domain_of(node):
-            return None
-        return node if self.readers[name] == 1 and name not in self.outputs else None
-
     def convolution(self, name: str) -> NodeProto | None:
         """The one that makes a tensor. Of one channel there is none: cuDNN takes such an input for either layout, and may
         give the output in the one that the compiler does not expect."""
-        node = self.maker(name, "Conv")
+        node = self.inner(name, "Conv")
         if node is None or not _is_fusible(node, self.constants):
             return None
         return node if self.constants[node.input[1]].dims[1] > 1 else None
@@ -115,7 +94,7 @@ class _ConvolutionFuser:
         if node.output[0] in self.depthwise:
             return False
         conv, residual, between = self.convolution(node.input[0]), "", []
-        if conv is None and (added := self.maker(node.input[0], "Add")) is not None:
+        if conv is None and (added := self.inner(node.input[0], "Add")) is not None:
             at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)
             if at is not None and added.input[0] != added.input[1] and added.input[1 - at] not in self.constants:
                 conv, residual, between = self.convolution(added.input[at]), added.input[1 - at], [added]

@@ -356,8 +356,8 @@ class _Trial:
         return Choice(best, None if tiles is None else tuple(tiles.numbers), measured)
 
     def microseconds(self, name: str, run: Callable[..., Tensor]) -> float:
-        """Of the layer; where what follows the product is computed apart, with what that costs in a kernel that the compiler
-        joins: an addition of the residual, or one pass from the product to the quantized output."""
+        """Microseconds of the layer; where what follows the product is computed apart, with what that costs in a kernel
+        that the compiler joins: an addition of the residual, or one pass from the product to the quantized output."""
         x, weight, bias, factors, residual, _, out_scale, kind = self.given
         if name not in LIBRARY or (residual is None and not out_scale):
             return _measured(functools.partial(run, *self.given))

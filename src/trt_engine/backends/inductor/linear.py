@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -68,24 +68,28 @@ class _Quantized:
     kind: int
 
 
-@dataclass(slots=True)
-class _LinearFuser:
-    """Edits the nodes of a graph."""
+class GraphView:
+    """A graph whose nodes are rewritten: which node makes a tensor, how many read it, and what is stored."""
 
-    graph: GraphProto
-    outputs: set[str] = field(init=False)
-    constants: dict[str, TensorProto] = field(init=False)
-    makers: dict[str, NodeProto] = field(init=False)
-    readers: Counter[str] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.outputs = walk.kept_names(self.graph)
-        self.constants = {item.name: item for item in self.graph.initializer}
+    def __init__(self, graph: GraphProto) -> None:
+        self.graph, self.outputs = graph, walk.kept_names(graph)
+        self.constants = {item.name: item for item in graph.initializer}
         self.index()
 
     def index(self) -> None:
         self.makers = {name: node for node in self.graph.node for name in node.output}
         self.readers = Counter(name for node in self.graph.node for name in node.input)
+
+    def inner(self, name: str, *ops: str, readers: int = 1) -> NodeProto | None:
+        """The node that makes a tensor that so many nodes read and no output is, if it is one of these operators."""
+        node = self.makers.get(name)
+        if node is None or node.op_type not in ops or walk.domain_of(node) or name in self.outputs:
+            return None
+        return node if self.readers[name] == readers else None
+
+
+class _LinearFuser(GraphView):
+    """Edits the nodes of a graph."""
 
     def private(self, name: str) -> bool:
         return self.readers[name] == 1 and name not in self.outputs

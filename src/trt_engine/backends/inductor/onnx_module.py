@@ -27,6 +27,7 @@ from trt_engine.backends.inductor.operators import (
     check_attributes,
     defaults,
     refusal,
+    write_out,
 )
 from trt_engine.errors import ModelError
 from trt_engine.format import library_reason
@@ -76,8 +77,6 @@ class Call:
         self.node, self.attributes = body.nodes[at]
         self.values: list[Value | None] = [values[name] if name else None for name in self.node.input]
         self.device, self.kernels = body.module.device, body.module.kernels
-        self.read = set[str]()
-        """The attributes that a rule looked at."""
         self._body, self._at, self._outer = body, at, values
 
     def has(self, at: int) -> bool:
@@ -107,7 +106,6 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The value that is given, else ONNX's default, else `default`."""
-        self.read.add(name)
         if (known := OPERATORS.get(self.node.op_type)) is not None and name not in known.attributes:
             raise AssertionError(f"`{name}` is read and not declared")
         value = self.attributes.get(name)
@@ -346,6 +344,7 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
         proto = onnx.inliner.inline_local_functions(proto)
     drop_initializer_inputs(proto)
     raise_opset(proto, MIN_OPSET)
+    write_out(proto)
     constants_as_initializers(proto, bodies=True)
     if on_gpu:
         proto = _with_gelu(proto)

@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from onnx import ModelProto, NodeProto, helper
+from onnx import ModelProto, NodeProto, helper, inliner
 
 from trt_engine.errors import ModelError
 from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import replace_items
 from trt_engine.graph.load import parse_errors
 from trt_engine.graph.operators import check_nodes
 from trt_engine.graph.opset import raise_opset
+from trt_engine.graph.resource_estimate import infer_shapes
 from trt_engine.graph.shape_inference import schema_of
 from trt_engine.model import Model
+
+log = logging.getLogger(__name__)
+
+_MOST_NESTED = 3
+_SMALL_ELEMENTS = 1024
 
 MIN_OPSET = 18
 """Graphs of older opsets are raised to it; the rules know no older meaning of an operator."""
@@ -87,7 +96,7 @@ OPERATORS = dict(_read_table(_TABLE))
 
 
 def operators_text() -> str:
-    """The operators with the attributes that are honoured, as docs/inductor.md lists them."""
+    """The operators with the attributes that are honoured, as `trt-engine docs reference/inductor` lists them."""
     words = ", ".join(
         f"{name} ({', '.join(sorted(item.attributes))})" if item.attributes else name
         for name, item in sorted(OPERATORS.items())
@@ -120,6 +129,52 @@ def unhonoured(node: NodeProto, opset: int) -> str | None:
     return None
 
 
+def write_out(proto: ModelProto) -> None:
+    """Replace operators of the main graph that have no rule and that ONNX defines by others (Attention of opset 23) by their
+    definitions; one that cannot be stays as it is."""
+    opset = walk.opsets_of(proto).get("", 1)
+    for _ in range(_MOST_NESTED):
+        schemas = {
+            node.op_type: schema_of(node.op_type, "", opset)
+            for node in proto.graph.node
+            if not walk.domain_of(node) and node.op_type not in OPERATORS
+        }
+        defined = [
+            name
+            for name, item in schemas.items()
+            if item and (item.has_function or item.has_context_dependent_function)
+        ]
+        if not defined:
+            return
+        try:
+            flat = inliner.inline_selected_functions(
+                _typed_skeleton(proto), [("", name) for name in defined], inline_schema_functions=True
+            )
+        except RuntimeError as error:  # a type that is not known
+            log.debug("%s: %s", ", ".join(defined), error)
+            return
+        replace_items(proto.graph.node, flat.graph.node)
+
+
+def _typed_skeleton(proto: ModelProto) -> ModelProto:
+    """The main graph with the types of all its tensors, large constants as inputs."""
+    graph = proto.graph
+    small = [item for item in graph.initializer if math.prod(item.dims) <= _SMALL_ELEMENTS]
+    made = ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    made.graph.name = "g"
+    made.graph.node.extend(graph.node)
+    made.graph.output.extend(graph.output)
+    made.graph.input.extend(graph.input)
+    types = {
+        item.name: helper.make_tensor_value_info(item.name, item.data_type, item.dims) for item in graph.initializer
+    }
+    made.graph.input.extend(types[name] for name in types.keys() - {item.name for item in (*small, *graph.input)})
+    made.graph.initializer.extend(small)
+    made = infer_shapes(made)
+    made.graph.value_info.extend(types[item.name] for item in small)
+    return made
+
+
 def refusal(node: NodeProto, why: str) -> ModelError:
     """The error for a node that is not imported."""
     return ModelError(
@@ -148,6 +203,10 @@ def check_model(model: Model) -> None:
             proto = ModelProto()
             proto.CopyFrom(model.proto)
             raise_opset(proto, MIN_OPSET)
+        if any(not walk.domain_of(node) and node.op_type not in OPERATORS for node in proto.graph.node):
+            copied = ModelProto()
+            copied.CopyFrom(proto)
+            write_out(proto := copied)
         local = {(item.domain, item.name) for item in proto.functions}
         lacking = dict.fromkeys(
             walk.qualified_name(node)

@@ -13,13 +13,6 @@ from trt_engine.errors import UsageError
 from trt_engine.model import Model
 
 
-def _parse_switch(value: str | bool) -> bool:
-    text = str(value).strip().lower()
-    if text not in ("on", "off", "true", "false"):
-        raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
-    return text in ("on", "true")
-
-
 def _parse_seconds(value: str | int) -> int:
     if not str(value).isdecimal() or int(value) > 86400:
         raise UsageError(f"cannot read `{value}` as seconds", hint="as `-O autotune_s=300`, at most 86400")
@@ -33,17 +26,16 @@ class InductorOptions:
     autotune_s: int = opt(
         0, "seconds to choose kernels by measurement; measurements are kept for the next build", parse=_parse_seconds
     )
-    freezing: bool = opt(True, "compute from the weights once, at build, and choose their layout", parse=_parse_switch)
-    conv_1x1_as_mm: bool = opt(False, "1x1 convolutions as matrix products", parse=_parse_switch)
+    freezing: bool = opt(True, "compute from the weights once, at build, and choose their layout")
+    conv_1x1_as_mm: bool = opt(False, "1x1 convolutions as matrix products")
     fuse_kernels: bool = opt(
         True,
         "on a GPU: linear layers with what surrounds them, and convolutions with Relu, as kernels chosen by measurement",
-        parse=_parse_switch,
     )
+    channels_last: bool = opt(True, "on a GPU: lay 2-D convolutions out with the channels last")
     trust_source: bool = opt(
-        False, "load a package whose digest is not the passport's: its code runs with your permissions",
-        parse=_parse_switch, in_key=False,
-    )  # fmt: skip
+        False, "load a package whose digest is not the passport's: its code runs with your permissions", in_key=False
+    )
 
 
 def tuning_candidates(model: Model, config: BuildConfig) -> tuple[dict[str, str], ...]:

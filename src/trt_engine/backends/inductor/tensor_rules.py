@@ -27,7 +27,6 @@ from trt_engine.backends.inductor.onnx_module import (
 )
 from trt_engine.backends.inductor.recurrent_rules import gru, lstm, rnn
 from trt_engine.backends.inductor.resize_rules import resize
-from trt_engine.backends.inductor.scalar_rules import cut_of, equal_parts
 from trt_engine.backends.inductor.window_rules import average_pool, conv, conv_transpose, max_pool
 from trt_engine.graph.constants import constant_tensor
 
@@ -272,13 +271,28 @@ def _unsqueeze(call: Call) -> Tensor:
     return x
 
 
+def _equal_parts(size: Any, count: int) -> list[Any]:
+    """The sizes of that many parts, the last one smaller where they cannot be equal."""
+    part = (size + count - 1) // count
+    return [part] * (count - 1) + [size - part * (count - 1)]
+
+
 def _split(call: Call) -> list[Tensor]:
     x, axis = call.tensor(0), call.attribute("axis")
     if call.has(1):
         return list(torch.split(x, call.numbers(1), axis))
     return list(
-        torch.split(x, equal_parts(x.shape[axis], call.attribute("num_outputs") or len(call.node.output)), axis)
+        torch.split(x, _equal_parts(x.shape[axis], call.attribute("num_outputs") or len(call.node.output)), axis)
     )
+
+
+def _cut_of(start: int, end: int, step: int, size: int) -> slice:
+    """Python's slice for one of ONNX, whose starts and ends are clamped to the size."""
+    start, end = (at + size if at < 0 else at for at in (start, end))
+    if step > 0:
+        return slice(min(max(start, 0), size), min(max(end, 0), size), step)
+    start, end = min(max(start, 0), size - 1), min(max(end, -1), size - 1)
+    return slice(start, None if end < 0 else end, step) if start > end else slice(0, 0)
 
 
 def _slice(call: Call) -> Tensor:
@@ -293,7 +307,7 @@ def _slice(call: Call) -> Tensor:
             continue
         size = x.shape[axis]
         if isinstance(size, int):
-            index = torch.tensor(list(range(size)[cut_of(start, end, step, size)]), dtype=torch.int64)
+            index = torch.tensor(list(range(size)[_cut_of(start, end, step, size)]), dtype=torch.int64)
         elif start in (-1, (1 << 63) - 1) and end <= -(1 << 31):
             index = torch.arange(size - 1, -1, step, device=x.device)
         else:

@@ -28,7 +28,10 @@ def _pads(call: Call, sizes: Sequence[Any], kernel: Sequence[int], strides: Sequ
         raise Unsupported(f"dilations with `{auto}`, which ONNX leaves open")
     begins, ends = [], []
     for size, width, stride, dilation in zip(sizes, kernel, strides, dilations, strict=True):
-        total = max((math.ceil(size / stride) - 1) * stride + (width - 1) * dilation + 1 - size, 0)
+        total = (math.ceil(size / stride) - 1) * stride + (width - 1) * dilation + 1 - size
+        if total + (auto == "SAME_LOWER") < -1:  # ONNX Runtime begins inside of the input, or does not run
+            raise Unsupported(f"`{auto}` with strides wider than the kernel, which leave elements out on both sides")
+        total = max(total, 0)
         small, large = total // 2, total - total // 2
         begins.append(small if auto == "SAME_UPPER" else large)
         ends.append(large if auto == "SAME_UPPER" else small)
@@ -106,10 +109,14 @@ def conv_transpose(call: Call) -> Tensor:
 def max_pool(call: Call) -> Tensor:
     x, kernel = call.tensor(0), list(call.attribute("kernel_shape"))
     rank = len(kernel)
-    strides = _spatial(call, "strides", rank)
-    x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), -math.inf)
+    strides, ceil = _spatial(call, "strides", rank), bool(call.attribute("ceil_mode"))
+    given, sizes = _pads(call, x.shape[2:], kernel, strides), x.shape[2:]
+    x, pads = _apply_pads(x, given, -math.inf)
     pool: Callable[..., Tensor] = {1: nn.max_pool1d, 2: nn.max_pool2d, 3: nn.max_pool3d}[rank]
-    return pool(x, kernel, strides, pads, _spatial(call, "dilations", rank), bool(call.attribute("ceil_mode")))
+    found = pool(x, kernel, strides, pads, _spatial(call, "dilations", rank), ceil)
+    for at in range(rank if ceil and given[:rank] != given[rank:] else 0):  # no window begins in the pad behind
+        found = found.narrow(at + 2, 0, min(found.shape[at + 2], -(-(sizes[at] + given[at]) // strides[at])))
+    return found
 
 
 def average_pool(call: Call) -> Tensor:

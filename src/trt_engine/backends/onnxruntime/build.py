@@ -18,7 +18,7 @@ from trt_engine.backends.onnxruntime.half_means import widen_half_means
 from trt_engine.backends.onnxruntime.image_conv import rewrite_image_convs
 from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
-from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
+from trt_engine.backends.onnxruntime.providers import ProviderSelection, build_providers
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import QUANTIZED_PRECISIONS
 from trt_engine.config.profiles import fixed_shapes
@@ -26,6 +26,7 @@ from trt_engine.device import info
 from trt_engine.errors import BuildError, ModelError, PrecisionError, UsageError
 from trt_engine.format import format_bytes, format_percent
 from trt_engine.graph import walk
+from trt_engine.graph.constants import drop_initializer_inputs, initializer_names
 from trt_engine.graph.dtype_breakdown import (
     Layer,
     compute_layers,
@@ -57,7 +58,7 @@ class OnnxRuntimeBuilder:
     """Builds for the CPU, CUDA, TensorRT and TensorRT-RTX providers."""
 
     def identity(self, config: BuildConfig) -> str:
-        choice = _select_providers(config)
+        choice = build_providers(config)
         parts = ["onnxruntime", ort.__version__, *map(providers.long_name, choice.names)]
         if (version := choice.plugin_version) is not None:
             parts.append(f"({version})")
@@ -69,7 +70,7 @@ class OnnxRuntimeBuilder:
 
     def build(self, model: Model, config: BuildConfig, paths: BuildPaths) -> BuildOutcome:
         payload = paths.payload
-        options, choice = parse(config.options), _select_providers(config)
+        options, choice = parse(config.options), build_providers(config)
         check_onnxruntime(model)
         level = _optimization_level(options, choice, model.graph)
         weights = _weights_file(self, model, config, payload)
@@ -152,16 +153,6 @@ class OnnxRuntimeBuilder:
         )
 
 
-def _select_providers(config: BuildConfig) -> ProviderSelection:
-    return select_providers(
-        config.providers,
-        config.device,
-        allow_fallback=config.allow_fallback,
-        options=config.options,
-        precision=config.precision,
-    )
-
-
 def _optimization_level(options: OnnxRuntimeOptions, choice: ProviderSelection, graph: GraphIndex) -> str:
     if options.graph_optimization is not None:
         return options.graph_optimization
@@ -194,8 +185,8 @@ def _fuse(
         log.info("the graph of %s is not fused: the limit is %s", *map(format_bytes, (nbytes, _MAX_FUSED_BYTES)))
         return None, ()
     fused = fuse_model(proto, model.path.parent, on_gpu=choice.on_gpu, left_out=options.no_fusion or ())
-    for node, reason in fused.unfused.items():
-        log.debug("`%s` is not fused: %s", node, reason)
+    for item in fused.unfused:
+        log.debug("`%s` is not fused (%s): %s", item.node, item.fusion, item.reason)
     if not fused.counts or fused.proto.ByteSize() > _MAX_FUSED_BYTES:
         return None, fused.warnings
     log.info("fused: %s", fused.summary)
@@ -275,16 +266,11 @@ def _prepared(
 
 def _without_default_inputs(proto: onnx.ModelProto) -> onnx.ModelProto | None:
     """The model without inputs that have initializers; None if there are none."""
-    values = proto.graph.initializer
-    stored = {item.name for item in values} | {item.values.name for item in proto.graph.sparse_initializer}
-    inputs = [item for item in proto.graph.input if item.name not in stored]
-    if len(inputs) == len(proto.graph.input):
+    if not initializer_names(proto).intersection(item.name for item in proto.graph.input):
         return None
     changed = onnx.ModelProto()
     changed.CopyFrom(proto)
-    del changed.graph.input[:]
-    changed.graph.input.extend(inputs)
-    changed.ir_version = max(changed.ir_version, 4)
+    drop_initializer_inputs(changed)
     log.info("inputs with initializers become constants of the engine")
     return changed
 

@@ -14,7 +14,7 @@ from trt_engine import atomic_io
 from trt_engine.backend import gpu_hint
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.providers import ProviderSelection, select_providers
+from trt_engine.backends.onnxruntime.providers import ProviderSelection, build_providers
 from trt_engine.config.build import BuildConfig
 from trt_engine.errors import PrecisionError, SetupError
 from trt_engine.graph.dtype_breakdown import compute_layers
@@ -50,13 +50,7 @@ def unsupported_precision(model: Model, config: BuildConfig) -> PrecisionError |
     if asked is None or asked == "fp32":
         return None
     try:
-        choice = select_providers(
-            config.providers,
-            config.device,
-            allow_fallback=config.allow_fallback,
-            options=config.options,
-            precision=asked,
-        )
+        choice = build_providers(config)
     except SetupError:  # reported elsewhere
         return None
     if choice.compiles:

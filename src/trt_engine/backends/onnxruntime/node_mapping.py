@@ -15,7 +15,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 
 from trt_engine.graph import walk
 
-_SUFFIX = re.compile(r"(?:_nchwc|_nhwc|_quant|/(?>\w*?Fusion\w*)/?|/DuplicateQDQ\w*/?|_token_\d+)+$")
+_SUFFIX = re.compile(r"(?:_bn_nchwc|_nchwc|_nhwc|_quant|/(?>\w*?Fusion\w*)/?|/DuplicateQDQ\w*/?|_token_\d+)+$")
 _PREFIX = re.compile(r"^fused[ _]")
 _MAX_SUFFIX = 512
 """Characters of a name searched for suffixes."""

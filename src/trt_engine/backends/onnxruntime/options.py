@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from trt_engine.config.parse import parse_names
 from trt_engine.config.settings import from_values, opt
 from trt_engine.device import info
 from trt_engine.errors import UsageError
@@ -13,13 +14,6 @@ from trt_engine.errors import UsageError
 LEVELS = ("none", "basic", "extended", "all")
 MAX_THREADS, _THREADS_PER_CORE = 1024, 16
 """Thread limits, in total and per core: ONNX Runtime creates and spins any number."""
-
-
-def _parse_switch(value: str | bool) -> bool:
-    text = str(value).strip().lower()
-    if text not in ("on", "off", "true", "false", "yes", "no", "1", "0"):
-        raise UsageError(f"cannot read `{value}` as on or off", hint="write it as `-O name=on` or `-O name=off`")
-    return text in ("on", "true", "yes", "1")
 
 
 def _parse_threads(value: str | int) -> int:
@@ -38,11 +32,6 @@ def _parse_threads(value: str | int) -> int:
     return count
 
 
-def _parse_names(value: str | Sequence[str]) -> tuple[str, ...]:
-    names = value.split(",") if isinstance(value, str) else value
-    return tuple(name for item in names if (name := item.strip()))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnnxRuntimeOptions:
     """Settings of the onnxruntime backend; None is ONNX Runtime's default."""
@@ -53,11 +42,9 @@ class OnnxRuntimeOptions:
         choices=LEVELS,
     )
     no_fusion: tuple[str, ...] | None = opt(
-        None, "fusions that are not made, by name (`attention,bias_gelu`); `--no-fuse` makes none", parse=_parse_names
+        None, "fusions that are not made, by name (`attention,bias_gelu`); `--no-fuse` makes none", parse=parse_names
     )
-    external_weights: bool | None = opt(
-        None, "keep the weights in a file beside the graph (default: from 1 GiB on)", parse=_parse_switch
-    )
+    external_weights: bool | None = opt(None, "keep the weights in a file beside the graph (default: from 1 GiB on)")
     separate_conv_bias: str | None = opt(
         None,
         "with cuda.prefer_nhwc: take the biases of convolutions out of them, most of them into ReLU; those before padded "
@@ -71,11 +58,11 @@ class OnnxRuntimeOptions:
     execution_mode: str | None = opt(
         None, "operators one after another or side by side", choices=("sequential", "parallel")
     )
-    spinning: bool | None = opt(None, "idle threads spin instead of sleeping", parse=_parse_switch)
-    arena: bool | None = opt(None, "keep freed memory for the next inference", parse=_parse_switch)
-    memory_pattern: bool | None = opt(None, "plan memory once for equal input shapes", parse=_parse_switch)
-    denormals_as_zero: bool | None = opt(None, "treat denormal numbers as zero", parse=_parse_switch)
-    deterministic: bool | None = opt(None, "only kernels that give the same bits each time", parse=_parse_switch)
+    spinning: bool | None = opt(None, "idle threads spin instead of sleeping")
+    arena: bool | None = opt(None, "keep freed memory for the next inference")
+    memory_pattern: bool | None = opt(None, "plan memory once for equal input shapes")
+    denormals_as_zero: bool | None = opt(None, "treat denormal numbers as zero")
+    deterministic: bool | None = opt(None, "only kernels that give the same bits each time")
 
 
 BUILD_ONLY = ("graph_optimization", "no_fusion", "external_weights", "separate_conv_bias")

@@ -22,6 +22,7 @@ from trt_engine.atomic_io import encode_json, ensure_folder
 from trt_engine.backends.onnxruntime import hardware, plugin_providers
 from trt_engine.backends.onnxruntime.options import provider_options
 from trt_engine.backends.onnxruntime.provider_names import short_name
+from trt_engine.config.build import BuildConfig
 from trt_engine.device import info, parse_device
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import library_reason
@@ -102,11 +103,7 @@ class ProviderSelection:
         Off, it excludes tensor cores from convolutions of FP16 too, where cuDNN has any other kernel: of the 6.6 ms of
         YOLOv10m at batch 1, 5.1 ms were convolutions without them.
         """
-        made = tuple(
-            values | ({"use_tf32": "1"} if name == "cuda" else {})
-            for name, values in zip(self.names, self.options, strict=True)
-        )
-        return replace(self, options=made)
+        return self._with_options({"cuda": {"use_tf32": "1"}})
 
     def _cuda_options(self) -> dict[str, str]:
         return next((values for name, values in zip(self.names, self.options, strict=True) if name == "cuda"), {})
@@ -122,11 +119,7 @@ class ProviderSelection:
             return self
         given = self.options[self.names.index(compiler)]
         if _CACHE_PATH[compiler] in given:
-            made = tuple(
-                ({_CACHE_ON: "True"} if name == "tensorrt" else {}) | values
-                for name, values in zip(self.names, self.options, strict=True)
-            )
-            return replace(self, options=made)
+            return self._with_options({"tensorrt": {_CACHE_ON: given.get(_CACHE_ON, "True")}})
         if _normalize_switch(given.get(_CACHE_ON, "True")) == "False":
             return self
         found = hardware.gpu_info(self.device)
@@ -143,18 +136,16 @@ class ProviderSelection:
 
     def with_cuda_graphs(self) -> ProviderSelection:
         """A copy with CUDA graphs enabled, which is fixed at session creation."""
-        made = tuple(
-            values | _GRAPH_OPTIONS.get(name, {}) for name, values in zip(self.names, self.options, strict=True)
-        )
-        return replace(self, options=made)
+        return self._with_options(_GRAPH_OPTIONS)
 
     def with_stream(self, handle: int) -> ProviderSelection:
         """A copy that launches on that CUDA stream, which is fixed at session creation."""
-        made = tuple(
-            values | ({"user_compute_stream": str(handle)} if name == "cuda" else {})
-            for name, values in zip(self.names, self.options, strict=True)
-        )
-        return replace(self, options=made)
+        return self._with_options({"cuda": {"user_compute_stream": str(handle)}})
+
+    def _with_options(self, more: Mapping[str, Mapping[str, str]]) -> ProviderSelection:
+        """A copy with more options, by provider."""
+        pairs = zip(self.names, self.options, strict=True)
+        return replace(self, options=tuple(values | dict(more.get(name, {})) for name, values in pairs))
 
 
 _SWITCH_VALUES = {"1": "True", "on": "True", "yes": "True", "true": "True"} | dict.fromkeys(
@@ -302,6 +293,17 @@ def select_providers(
         strict="cpu" not in running and not allow_fallback,
         fallback=fallback,
         tf32=_tf32(running, made, board),
+    )
+
+
+def build_providers(config: BuildConfig) -> ProviderSelection:
+    """The providers of a build, as `select_providers`."""
+    return select_providers(
+        config.providers,
+        config.device,
+        allow_fallback=config.allow_fallback,
+        options=config.options,
+        precision=config.precision,
     )
 
 

@@ -202,7 +202,8 @@ def _run_in_thread(make: Callable[[], T], cancel: Callable[[], None]) -> T:
 
     try:
         _thread.start_new_thread(work, ())
-        done.acquire()
+        while not done.acquire(timeout=0.5):  # a signal just before the wait does not end it: `sem_wait(3)` starts late
+            pass
     except BaseException:
         cancelled = True
         cancel()

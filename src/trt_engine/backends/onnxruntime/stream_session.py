@@ -111,7 +111,7 @@ class StreamSession:
 
 
 class OnnxRuntimeMultiStreamSession(OnnxRuntimeGpuSession):
-    """A GPU session with contexts over device memory and their streams, besides `run` and `resident`.
+    """A GPU session with contexts over device memory and their streams, besides `run` and bound calls.
 
     A context runs on any stream of the device: directly on one from `stream()`, between two events on others.
     """
@@ -213,7 +213,7 @@ class OnnxRuntimeMultiStreamSession(OnnxRuntimeGpuSession):
         }
 
     def _ensure_host_session(self) -> None:
-        """Create the session for `run` and `resident`, on ONNX Runtime's own streams."""
+        """Create the session for `run` and bound calls, on ONNX Runtime's own streams."""
         with self._sessions_lock:
             if self._host_session is not None or self._loaded is None:
                 return

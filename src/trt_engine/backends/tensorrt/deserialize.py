@@ -51,7 +51,7 @@ def check_requirements(engine: Engine, settings: PlanSettings) -> None:
 
 def _has_host_code(engine: Engine) -> bool:
     needs: Requirements = engine.passport.requirements
-    options = engine.passport.build.config.get("options", {})
+    options = engine.passport.build.config.get("options") or {}
     carried = str(options.get("serialize_plugins", "")).lower() in ("on", "true", "yes", "1")
     return (needs.version_compatible and not needs.lean_runtime) or carried
 

@@ -23,21 +23,18 @@ from pathlib import Path
 
 from trt_engine.errors import SetupError
 from trt_engine.trt.failure_causes import find_cause
-from trt_engine.trt.installation import TRTEXEC_VARIABLE, find_trtexec
+from trt_engine.trt.installation import TRTEXEC_HELP_S, TRTEXEC_VARIABLE, banner_version, find_trtexec, trtexec_help
 from trt_engine.trt.trtexec_log import LogLine, parse_line, split_lines
-from trt_engine.trt.versions import Version
 from trt_engine.workers.process import open_raw_log
 
 log = logging.getLogger(__name__)
 
-_PROBE_S = 60.0
 _SILENCE_S = 60.0
 _GRACE_S = 2.5
 _INSTALL = (
     "install TensorRT's `libnvinfer-bin` (Debian) or its tar file, and put trtexec on PATH or its path in "
     f"{TRTEXEC_VARIABLE}"
 )
-_BANNER = re.compile(r"\[TensorRT v(?P<version>\d+)\](?: \[b(?P<build>\d+)\])?")
 _OPTION = re.compile(r"(?<![\w-])--[A-Za-z][A-Za-z0-9]*")
 _PROGRESS_LINE = re.compile(
     r"^(?:Start parsing|Finished parsing|Engine built in|Created engine|Loaded engine|Engine deserialized|"
@@ -158,31 +155,23 @@ def missing_program() -> str | None:
 
 @lru_cache(maxsize=8)
 def _probe(path: Path, mtime_ns: int) -> Program:
-    """Version and options from `--help`, which prints the banner; there is no `--version`."""
+    """Version and options from `--help`."""
     try:
-        done = subprocess.run(
-            [str(path), "--help"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            timeout=_PROBE_S, check=False,
-        )  # fmt: skip
+        said = trtexec_help(path, os.environ)
     except OSError as error:
         raise SetupError(f"`{path}` cannot be run: {os.strerror(error.errno or 0).lower()}", hint=_INSTALL) from error
     except subprocess.TimeoutExpired as error:
-        raise SetupError(f"`{path} --help` did not finish within {_PROBE_S:.0f} s", hint="`nvidia-smi`") from error
-    said = done.stdout.decode(errors="replace")
-    banner = _BANNER.search(said)
-    if banner is None:
+        raise SetupError(
+            f"`{path} --help` did not finish within {TRTEXEC_HELP_S:.0f} s", hint="`nvidia-smi`"
+        ) from error
+    if (version := banner_version(said)) is None:
         cause = find_cause(said.splitlines())
-        first = next((line for line in said.splitlines() if line.strip()), f"nothing (exit code {done.returncode})")
+        first = next((line for line in said.splitlines() if line.strip()), "nothing")
         raise SetupError(
             f"`{path}` does not start as trtexec does: {cause.text if cause else first.strip()}",
             hint=cause.hint if cause else _INSTALL,
         )
-    return Program(
-        path,
-        Version.from_number(int(banner["version"])).parts,
-        int(banner["build"]) if banner["build"] else None,
-        frozenset(_OPTION.findall(said)),
-    )
+    return Program(path, version.release.parts, (*version.parts, None)[3], frozenset(_OPTION.findall(said)))
 
 
 # ------------------------------------------------------------------------------------------------ one run

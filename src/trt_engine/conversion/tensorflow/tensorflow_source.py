@@ -14,7 +14,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import ml_dtypes  # noqa: F401  NumPy learns `bfloat16` from it
 import numpy as np
 
 from trt_engine.conversion.axes import EVERY, Axes, Axis, axes_for, sizes_of, symbols_of
-from trt_engine.conversion.examples import Example, array_of, with_batch_2
+from trt_engine.conversion.examples import Example, array_of, fit_example, match_examples, with_batch_2
 from trt_engine.conversion.exported import Array
 from trt_engine.conversion.tensorflow.worker_process import PYTHON, WorkerProcess
 from trt_engine.errors import FeedError, ModelError, SetupError, UsageError
@@ -37,13 +37,13 @@ class TensorFlowOptions:
     """Options of a TensorFlow source: part to convert, layout, interpreter."""
 
     signature: str | None = None
-    """Of a SavedModel or TFLite file; None: `serving_default`, or the only one."""
+    """Signature of a SavedModel or TFLite file; None: `serving_default`, or the only one."""
     tags: tuple[str, ...] = ()
-    """Of the SavedModel's graph; default `serve`."""
+    """Tags of the SavedModel's graph; default `serve`."""
     inputs: tuple[str, ...] = ()
-    """Of a frozen graph, `node:0`; default: its Placeholders."""
+    """Inputs of a frozen graph, `node:0`; default: its Placeholders."""
     outputs: tuple[str, ...] = ()
-    """Of a frozen graph, `node:0`; default: tensors without a reader."""
+    """Outputs of a frozen graph, `node:0`; default: tensors without a reader."""
     inputs_as_nchw: tuple[str, ...] = ()
     """Inputs, by ONNX name, that are NHWC in the source and NCHW in the ONNX file."""
     python: str | None = None
@@ -189,42 +189,17 @@ def _worker_python(named: str | None) -> str:
 
 def _examples(ports: Sequence[_Port], given: Sequence[Example], dynamic: Axes | None) -> dict[str, Example]:
     """An example for every input, in the source's order."""
-    names = [port.name for port in ports]
-    if len(given) > len(ports):
-        raise UsageError(
-            f"{len(given)} inputs are given, and the source has {len(ports)}: {', '.join(names)}", hint="one for each"
-        )
-    by_name: dict[str, Example] = {}
-    for at, item in enumerate(given):
-        name = names[at] if item.name is None else item.name
-        if name not in names:
-            raise UsageError(f"the source has no input `{name}`", hint=suggest(name, names))
-        by_name[name] = item
-    return {port.name: _example(port, by_name.get(port.name), dynamic) for port in ports}
-
-
-def _example(port: _Port, given: Example | None, dynamic: Axes | None) -> Example:
-    if given is None:
-        return Example(port.name, _default_shape(port, dynamic), port.dtype)
-    if port.shape is not None:
-        if len(given.shape) != len(port.shape):
-            raise UsageError(
-                f"the example of `{port.name}` has {len(given.shape)} dimensions, and the source takes {_format_port(port)}",
-                hint=f"`--input {port.name}:{_example_shape(port)}`",
+    by_name = match_examples([port.name for port in ports], given, "the source")
+    found = {}
+    for port in ports:
+        if port.name in by_name:
+            shape = None if port.shape is None else tuple(-1 if size is None else size for size in port.shape)
+            found[port.name] = fit_example(
+                by_name[port.name], port.name, port.dtype, shape, _format_port(port), "the source"
             )
-        for at, size in enumerate(port.shape):
-            if size is not None and given.shape[at] != size:
-                raise UsageError(
-                    f"axis {at} of the example of `{port.name}` is {given.shape[at]}, and the source takes "
-                    f"{_format_port(port)}",
-                    hint=f"`--input {port.name}:{_example_shape(port)}`",
-                )
-    if given.dtype != port.dtype and (given.array is not None or given.dtype != "float32"):
-        raise FeedError(
-            f"the example of `{port.name}` is {given.dtype}, and the source takes {port.dtype}",
-            hint=f"`--input {port.name}:{_example_shape(port)}` leaves the type to the source",
-        )
-    return replace(given, name=port.name, dtype=port.dtype)  # only the shape is given: use the source's dtype
+        else:
+            found[port.name] = Example(port.name, _default_shape(port, dynamic), port.dtype)
+    return found
 
 
 def _default_shape(port: _Port, dynamic: Axes | None) -> Shape:

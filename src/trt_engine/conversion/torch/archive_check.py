@@ -11,33 +11,21 @@ import contextlib
 import io
 import os
 import re
-import tokenize
 import zipfile
 import zlib
 from collections.abc import Iterator
 from typing import BinaryIO
 
+from trt_engine.conversion.torch.pickle_check import code_in_pickles
 from trt_engine.conversion.torch.program_check import code_in_program, pickled_members
 from trt_engine.errors import ModelError
 from trt_engine.limits import ARCHIVE_MEMBERS, ARCHIVE_RATIO, PROGRAM_SIZE
-from trt_engine.pickle_check import NUMPY_GLOBALS, TENSOR_GLOBALS, PickleContents, PickleError, read_pickle
 
 _DAMAGED = "copy or download the file again"
 _MAX_DEPTH = 4
 _SLACK = 1 << 20
 _END, _END64, _LOCATOR64 = b"PK\x05\x06", b"PK\x06\x06", b"PK\x06\x07"
 _ZIP = b"PK\x03\x04"
-_SCRIPT_PICKLE = frozenset(
-    ("torch.jit._pickle", name)
-    for name in (
-        "build_intlist",
-        "build_tensorlist",
-        "build_doublelist",
-        "build_boollist",
-        "build_tensor_from_id",
-        "restore_type_tag",
-    )
-)
 
 
 @contextlib.contextmanager
@@ -196,56 +184,18 @@ def _nested(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str, depth: i
         return code_in_archive(inside, member, kind="nested", depth=depth + 1)
 
 
-_LEGACY_PICKLES = 5
-
-
-def code_in_pickles(file: BinaryIO, what: str, *, strict: bool, script: bool = False) -> list[str]:
-    """Disallowed globals of the pickles in a file; the legacy format has five in sequence.
-
-    `strict` rejects unreadable content; otherwise such a file counts as data if no foreign global precedes.
-    """
-    for at in range(_LEGACY_PICKLES):
-        try:
-            contents = read_pickle(file)
-        except PickleError as error:
-            if foreign := _foreign(error.contents, script):
-                return foreign
-            if error.contents.calls_unknown:
-                return [f"its pickle applies {error.contents.calls_unknown} to what the pickle does not show"]
-            if strict:
-                raise ModelError(f"the pickle in {what} cannot be read: {error}", hint=_DAMAGED) from error
-            return []
-        if foreign := _foreign(contents, script):
-            return foreign
-        if at == 0 and not isinstance(contents.value, int):  # the legacy format begins with a number
-            return []
-    return []
-
-
-def _foreign(contents: PickleContents, script: bool) -> list[str]:
-    for module, name in contents.globals:
-        if (module, name) in TENSOR_GLOBALS or (module, name) in NUMPY_GLOBALS:
-            continue
-        # `__torch__` is not a Python module: it names classes defined in the archive
-        if script and (module == "__torch__" or module.startswith("__torch__.") or (module, name) in _SCRIPT_PICKLE):
-            continue
-        return [f"it imports `{module}.{name}`"]
-    return []
-
-
 # ------------------------------------------------------------------------------------------------ TorchScript
 
 _REACHING = re.compile(r"from_file|save|rpc_(a?sync|remote)|load_tensor")
 """`aten::from_file` maps a file, `aten::save` writes one, the others start work in other processes."""
 _IN_TEXT = re.compile(rb"from_file|rpc_a?sync|rpc_remote|\bsave[\"'\s]*[(,]")
-"""The same in raw bytes, however PyTorch tokenizes them; `def save(` is a method of the archive."""
+"""The same in raw bytes, however PyTorch parses them; `def save(` is a method of the archive."""
 _SPACES = frozenset(
     "aten prim prims quantized _quantized quantization mkldnn mkldnn_prepacked onednn sparse torchvision torchaudio "
     "profiler static_runtime".split()
 )
 _CLASSES = frozenset("quantized xnnpack mkldnn rnn sparse".split())
 """Allowed in `torch.classes`: packed weights."""
-_SKIPPED = (tokenize.NEWLINE, tokenize.NL, tokenize.COMMENT, tokenize.INDENT, tokenize.DEDENT)
 
 
 def _code_in_script(raw: bytes) -> str | None:
@@ -254,61 +204,39 @@ def _code_in_script(raw: bytes) -> str | None:
     It has no `import`: it can use PyTorch operators and classes of its archive. Two operators take a file name and a few
     communicate with other processes; methods of the archive run while it is opened.
     """
-    try:
-        tokens = [
-            item for item in tokenize.generate_tokens(io.StringIO(raw.decode()).readline) if item.type not in _SKIPPED
-        ]
-    except (tokenize.TokenError, SyntaxError, UnicodeDecodeError):
-        return "its code cannot be read"
     if word := _IN_TEXT.search(re.sub(rb"\bdef\s+save\s*\(", b"def (", raw)):
         return f"its code uses `{word[0].decode().strip(chr(34) + ' (,')}`"
-    for at, item in enumerate(tokens):
-        if item.type == tokenize.NAME and _REACHING.fullmatch(item.string) and not _is_defined(tokens, at):
-            return f"its code uses `{item.string}`"
-        if item.type == tokenize.STRING and _is_attribute(tokens, at):
-            text = _text(tokens, at)
-            if text is None or _REACHING.fullmatch(text):
-                return f"its code uses `{item.string[:60]}`"
-        if (
-            item.string in ("ops", "classes")
-            and item.type == tokenize.NAME
-            and (found := _foreign_namespace(tokens, at))
-        ):
-            return f"its code uses `{found}`"
+    try:
+        nodes = list(ast.walk(ast.parse(raw)))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "its code cannot be read"
+    for node in nodes:
+        name = None
+        if isinstance(node, ast.Attribute):
+            name = node.attr if _REACHING.fullmatch(node.attr) else _foreign_namespace(node)
+        elif isinstance(node, ast.Name) and _REACHING.fullmatch(node.id):
+            name = node.id
+        elif isinstance(node, ast.Call) and _dotted(node.func) in ("getattr", "hasattr", "setattr"):
+            named = node.args[1] if len(node.args) > 1 else None
+            if not isinstance(named, ast.Constant) or _REACHING.fullmatch(str(named.value)):
+                name = ast.unparse(node)[:60]
+        if name is not None:
+            return f"its code uses `{name}`"
     return None
 
 
-def _is_defined(tokens: list[tokenize.TokenInfo], at: int) -> bool:
-    """`def save(self)`: a method of the archive; also `self.save : Tensor`."""
-    return tokens[at - 1].string == "def" if at else False
-
-
-def _is_attribute(tokens: list[tokenize.TokenInfo], at: int) -> bool:
-    """A string that names an attribute: the second argument of `getattr`, possibly concatenated."""
-    return any(item.string in ("getattr", "hasattr", "setattr") for item in tokens[max(0, at - 12) : at])
-
-
-def _text(tokens: list[tokenize.TokenInfo], at: int) -> str | None:
-    """The string with its adjacent parts: `"from_" "file"` is one string."""
-    parts = []
-    for item in tokens[at:]:
-        if item.type != tokenize.STRING:
-            break
-        try:
-            value = ast.literal_eval(item.string)
-        except (ValueError, SyntaxError):
-            return None
-        if not isinstance(value, str):
-            return None
-        parts.append(value)
-    return "".join(parts)
-
-
-def _foreign_namespace(tokens: list[tokenize.TokenInfo], at: int) -> str | None:
+def _foreign_namespace(node: ast.Attribute) -> str | None:
     """`ops.NAME` and `torch.classes.NAME` outside the computing namespaces; None otherwise."""
-    if at + 2 >= len(tokens) or tokens[at + 1].string != "." or tokens[at + 2].type != tokenize.NAME:
-        return None
-    name, before = tokens[at + 2].string, tokens[at - 2].string if at > 1 and tokens[at - 1].string == "." else ""
-    if tokens[at].string == "ops":
-        return None if (before and before != "torch") or name in _SPACES else f"ops.{name}"
-    return None if before != "torch" or name in _CLASSES else f"torch.classes.{name}"
+    space = _dotted(node.value)
+    if space in ("ops", "torch.ops"):
+        return None if node.attr in _SPACES else f"ops.{node.attr}"
+    return f"torch.classes.{node.attr}" if space == "torch.classes" and node.attr not in _CLASSES else None
+
+
+def _dotted(node: ast.expr) -> str:
+    """`torch.classes` of the expression that is this; other expressions end in an empty name."""
+    names = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return ".".join([node.id if isinstance(node, ast.Name) else "", *names[::-1]])

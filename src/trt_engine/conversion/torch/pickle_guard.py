@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+from trt_engine.conversion.torch.pickle_check import NUMPY_GLOBALS, TENSOR_GLOBALS
 from trt_engine.conversion.torch.user_code import environment
 from trt_engine.errors import ModelError
-from trt_engine.pickle_check import NUMPY_GLOBALS, TENSOR_GLOBALS
 
 _FORCED = {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1", "TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD": None}
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-from collections.abc import Iterable
 from typing import Any
 
 from trt_engine.errors import ModelError
@@ -105,11 +104,7 @@ def _code_in_text(key: str, text: str) -> str | None:
         return None if _is_expression(text) else f"a size in it is the expression {text[:80]!r}"
     if key in ("in_spec", "out_spec"):
         return None if _is_tree(text) else f"its inputs or outputs are described by {text[:80]!r}"
-    if key in (
-        "as_string",
-        "as_strings",
-        "guards_code",
-    ):  # written as literals; guards are cleared before they are compiled
+    if key in ("as_string", "as_strings", "guards_code"):  # literals; guards are cleared before they are compiled
         return None
     return None if _PLAIN.fullmatch(text) else f"its `{key[:40]}` is {text[:80]!r}"
 
@@ -124,64 +119,48 @@ def _is_operator(target: str) -> bool:
 
 
 def _is_expression(text: str) -> bool:
+    """Known functions of SymPy, symbols, numbers and operators, with small exponents and few powers in each other."""
     if len(text) > _MAX_EXPRESSION_LENGTH:
         return False
     try:
-        tree = ast.parse(text, mode="eval").body
+        return _powers(ast.parse(text, mode="eval").body) <= _MAX_POWERS
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
-    left: list[tuple[ast.AST, int]] = [(tree, 0)]  # with the number of powers it is in
-    while left:
-        node, powers = left.pop()
-        if powers > _MAX_POWERS:
-            return False
-        inside: Iterable[ast.AST]
-        if isinstance(node, ast.Call):
-            if not isinstance(node.func, ast.Name) or node.func.id not in _EXPRESSIONS:
-                return False
-            if node.func.id == "Symbol":
-                if not _is_symbol(node):
-                    return False
-                continue
-            if node.func.id == "Float":
-                if not all(_is_number(item) for item in [*node.args, *(word.value for word in node.keywords)]):
-                    return False
-                continue
-            if node.keywords and not all(isinstance(word.value, ast.Constant) for word in node.keywords):
-                return False
-            if node.func.id in _POWERS and (len(node.args) != 2 or not _is_small(node.args[1])):
-                return False
-            inside, powers = node.args, powers + (node.func.id in _POWERS)
-        elif isinstance(node, ast.BinOp):
-            if isinstance(node.op, ast.Pow | ast.LShift | ast.RShift) and not _is_small(node.right):
-                return False
-            if isinstance(node.op, ast.MatMult):
-                return False
-            inside, powers = (node.left, node.right), powers + isinstance(node.op, ast.Pow | ast.LShift | ast.RShift)
-        elif isinstance(node, ast.UnaryOp):
-            inside = (node.operand,)
-        elif isinstance(node, ast.Compare):
-            inside = (node.left, *node.comparators)
-        elif isinstance(node, ast.BoolOp):
+
+
+def _powers(node: ast.expr) -> int:
+    """How many powers are inside of each other; `ValueError` for what is not such an expression."""
+    match node:
+        case ast.Call(func=ast.Name("Symbol"), args=[ast.Constant(str(name))]) if _SYMBOL.fullmatch(name):
+            inside: list[ast.expr] = []
+        case ast.Call(func=ast.Name("Float")):
+            inside = []
+            if not all(_is_number(item) for item in [*node.args, *(word.value for word in node.keywords)]):
+                raise ValueError("a Float of something else")
+        case ast.Call(func=ast.Name(name)) if name in _EXPRESSIONS and name != "Symbol":
+            inside = node.args
+        case ast.BinOp(op=op) if not isinstance(op, ast.MatMult):
+            inside = [node.left, node.right]
+        case ast.UnaryOp():
+            inside = [node.operand]
+        case ast.Compare():
+            inside = [node.left, *node.comparators]
+        case ast.BoolOp():
             inside = node.values
-        elif isinstance(node, ast.Name):
-            if not _SYMBOL.fullmatch(node.id):
-                return False
-            continue
-        elif isinstance(node, ast.Constant):
-            if not _is_number(node) or isinstance(node.value, str):
-                return False
-            continue
-        else:
-            return False
-        left += ((item, powers) for item in inside)
-    return True
-
-
-def _is_symbol(node: ast.Call) -> bool:
-    one = node.args[0] if len(node.args) == 1 else None
-    named = isinstance(one, ast.Constant) and isinstance(one.value, str) and _SYMBOL.fullmatch(one.value)
-    return bool(named) and all(isinstance(word.value, ast.Constant) for word in node.keywords)
+        case ast.Name(name) if _SYMBOL.fullmatch(name):
+            inside = []
+        case ast.Constant(value) if _is_number(node) and not isinstance(value, str):
+            inside = []
+        case _:
+            raise ValueError("not part of an expression of sizes")
+    if isinstance(node, ast.Call) and not all(isinstance(word.value, ast.Constant) for word in node.keywords):
+        raise ValueError("a computed keyword")
+    is_power = (isinstance(node, ast.Call) and ast.unparse(node.func) in _POWERS) or (
+        isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow | ast.LShift | ast.RShift)
+    )
+    if is_power and (len(inside) != 2 or not _is_small(inside[1])):
+        raise ValueError("a large exponent")
+    return is_power + max(map(_powers, inside), default=0)
 
 
 def _is_number(node: ast.AST) -> bool:
@@ -192,15 +171,18 @@ def _is_number(node: ast.AST) -> bool:
     return isinstance(node.value, bool | float) or (isinstance(node.value, int) and abs(node.value) < 1 << 64)
 
 
-def _is_small(node: ast.AST) -> bool:
-    """An exponent: a small integer, bare or as `Integer(2)`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in ("Integer", "Float"):
-        return len(node.args) == 1 and _is_small(node.args[0])
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Rational":
-        return all(_is_small(item) for item in node.args)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return _is_small(node.operand)
-    return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) <= _MAX_EXPONENT
+def _is_small(node: ast.expr) -> bool:
+    """An exponent: a small number, bare or as `Integer(2)`."""
+    match node:
+        case ast.Call(func=ast.Name("Integer" | "Float"), args=[only]):
+            return _is_small(only)
+        case ast.Call(func=ast.Name("Rational")):
+            return all(_is_small(item) for item in node.args)
+        case ast.UnaryOp(op=ast.USub()):
+            return _is_small(node.operand)
+        case ast.Constant(int(value) | float(value)):
+            return abs(value) <= _MAX_EXPONENT
+    return False
 
 
 def _is_tree(text: str) -> bool:

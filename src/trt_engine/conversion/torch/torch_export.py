@@ -29,7 +29,6 @@ log = logging.getLogger(__name__)
 
 _HIGHEST_TORCHSCRIPT = 20
 """Highest opset of the TorchScript exporter (torch 2.13)."""
-_PREFIX = "source."
 
 
 class _FlatModule(torch.nn.Module):  # type: ignore[misc]

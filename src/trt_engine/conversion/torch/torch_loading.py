@@ -6,6 +6,7 @@ Factories, Hugging Face folders with Python code, and TorchScript run in this pr
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -46,7 +47,10 @@ def load_torch(
         reject_unused_options(given, source)
     match source.kind:
         case "torch-module":
-            loaded = as_loaded_module(call_factory(source, given), source.text)
+            if source.value is not None:
+                reject_unused_options(given, source)
+            made = call_factory(source, given) if source.value is None else _copy(source.value)
+            loaded = as_loaded_module(made, source.text)
         case "torchscript":
             loaded = _load_script(source, trust_source)
         case "exported-program":
@@ -68,7 +72,16 @@ def load_torch(
 # ------------------------------------------------------------------------------------------------ files
 
 
+def _copy(module: Any) -> Any:
+    """A copy of the caller's module: it is moved to the CPU and to evaluation mode."""
+    with user_code_errors("copying the module", hint="save it and convert the file: `torch.export.save`"):
+        return copy.deepcopy(module)
+
+
 def _load_script(source: Source, trust_source: bool) -> LoadedModule:
+    if source.value is not None:
+        module = _copy(source.value)
+        return LoadedModule(module, script_parameter_names(module), scripted=True)
     with (
         user_code_errors(f"opening `{source.text}` as TorchScript", hint="save it again with `torch.jit.save`"),
         no_pickled_code(trust_source=trust_source),
@@ -86,8 +99,8 @@ def _load_program(source: Source, trust_source: bool) -> LoadedModule:
         no_pickled_code(trust_source=trust_source),
         quiet_loggers("torch.export", "torch._export", "torch.export.pt2_archive._package"),
     ):
-        program = torch.export.load(str(source.path))
-        if not trust_source and getattr(program, "_guards_code", None):
+        program = source.value if source.value is not None else torch.export.load(str(source.path))
+        if not (trust_source or source.value is not None) and getattr(program, "_guards_code", None):
             program._guards_code = []  # Python text, which `module()` compiles; sizes are compared anyway
         module = program.module()
         args, kwargs = program.example_inputs if program.example_inputs is not None else ((), {})

@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from trt_engine.errors import MemoryExhausted, ModelError, TrtEngineError
-from trt_engine.format import escape_control, library_reason
+from trt_engine.escapes import escape_control
+from trt_engine.format import library_reason
 
 
 @contextlib.contextmanager

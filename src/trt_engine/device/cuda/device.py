@@ -29,13 +29,13 @@ from trt_engine.device.cuda.driver_calls import (
     RelaxedCapture,
     Result,
     copy_async,
-    first_line,
     status_text,
 )
 from trt_engine.device.cuda.memory import BorrowedBuffer, CudaBuffer, CudaHostBuffer, DroppedBuffer
 from trt_engine.device.cuda.stream import DEFAULT_STREAM, UNTIMED_EVENT, CudaStream
 from trt_engine.device.host import address_of, as_bytes, check_range, download_bytes, unpinned_error, upload_bytes
 from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError, TrtEngineError, UsageError
+from trt_engine.format import library_reason
 
 log = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ class CudaDevice:
                     hint="`nvidia-smi` shows the processes that use it",
                 ) from error
             raise SetupError(
-                f"`{self.name}` does not open: {first_line(error)}", hint="`nvidia-smi` shows driver and GPUs"
+                f"`{self.name}` does not open: {library_reason(error)}", hint="`nvidia-smi` shows driver and GPUs"
             ) from error
         finally:
             driver.cuCtxSetCurrent(before)
@@ -282,7 +282,7 @@ class CudaDevice:
                 else:
                     self.check_status(driver.cuMemFreeAsync(pointer, at))
         except Exception as error:  # never raises
-            log.warning("`%s` could not free %d bytes: %s", self.name, nbytes, first_line(error))
+            log.warning("`%s` could not free %d bytes: %s", self.name, nbytes, library_reason(error))
 
     def _free_pinned(self, pointer: int, nbytes: int) -> None:
         self._pinned_ranges.remove(pointer)
@@ -309,7 +309,7 @@ class CudaDevice:
             try:
                 self._synchronize_and_free()
             except Exception as error:  # in a finaliser
-                log.warning("`%s` could not free %d bytes: %s", self.name, dropped[2], first_line(error))
+                log.warning("`%s` could not free %d bytes: %s", self.name, dropped[2], library_reason(error))
 
     def _free_completed(self) -> None:
         """Free dropped buffers no longer in use, without waiting, by an event in each stream."""
@@ -455,7 +455,7 @@ class CudaDevice:
                 self._trim_pinned()
                 self._trim()
         except Exception as error:  # never raises
-            log.warning("`%s` was closed with work that failed: %s", self.name, first_line(error))
+            log.warning("`%s` was closed with work that failed: %s", self.name, library_reason(error))
         held, pinned = self._accounting.usage(), self._pinned_accounting.usage()
         if (held.count or pinned.count) and not self._lost:
             log.warning(
@@ -578,7 +578,7 @@ def _finalize_device(name: str, context: Any, idle: dict[int, list[int]], resour
                 if item is not None:
                     item.close()
     except Exception as error:  # in a finaliser
-        log.debug("`%s` could not be released: %s", name, first_line(error))
+        log.debug("`%s` could not be released: %s", name, library_reason(error))
     finally:
         if status == SUCCESS:
             driver.cuCtxPopCurrent()

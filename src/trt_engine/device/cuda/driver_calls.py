@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from cuda.bindings import driver
 
 from trt_engine.errors import SetupError, TrtEngineError
-from trt_engine.format import library_reason
 
 if TYPE_CHECKING:
     from trt_engine.device.cuda.device import CudaDevice
@@ -61,10 +60,6 @@ def status_text(status: Any) -> str:
     failed, described = driver.cuGetErrorString(status)
     text = described.decode() if failed == SUCCESS and described else "unknown error"
     return f"{text} ({getattr(status, 'name', status)})"
-
-
-def first_line(error: BaseException) -> str:
-    return library_reason(error)
 
 
 class ContextGuard:

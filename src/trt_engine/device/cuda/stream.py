@@ -19,7 +19,6 @@ from trt_engine.device.cuda.driver_calls import (
     SUCCESS,
     RelaxedCapture,
     exchange_mode,
-    first_line,
     record_event,
     synchronize_stream,
     wait_event,
@@ -27,6 +26,7 @@ from trt_engine.device.cuda.driver_calls import (
 from trt_engine.device.cuda.graph import CudaGraph, discard_capture
 from trt_engine.device.cuda.memory import CudaBuffer
 from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.format import library_reason
 
 if TYPE_CHECKING:
     from trt_engine.device.cuda.device import CudaDevice
@@ -263,7 +263,7 @@ class CudaStream:
                 self._marker = None
                 self._stream.close()
         except Exception as error:  # never raises
-            log.debug("a stream of `%s` was not given back: %s", self.device.name, first_line(error))
+            log.debug("a stream of `%s` was not given back: %s", self.device.name, library_reason(error))
 
     def close(self) -> None:
         with self.capture_lock:
@@ -274,7 +274,7 @@ class CudaStream:
                     self.synchronize_unless_captured()
             except Exception as error:  # never raises
                 log.warning(
-                    "a stream of `%s` was closed with work that failed: %s", self.device.name, first_line(error)
+                    "a stream of `%s` was closed with work that failed: %s", self.device.name, library_reason(error)
                 )
             self._closed, self._marker_address = True, None
             self._destroy()

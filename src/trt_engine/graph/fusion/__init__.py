@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from trt_engine.graph.fusion.patch_embedding import fuse_patch_embedding
 from trt_engine.graph.fusion.rotary import fuse_rotary
 from trt_engine.graph.fusion.skip_layer_norm import NORMS, fuse_skip_layer_norm
 from trt_engine.graph.fusion.standard_attention import fuse_standard_attention
+from trt_engine.records.inspect import Unfused
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +38,8 @@ class FusedModel:
     proto: ModelProto
     counts: Mapping[str, int]
     """Number of fusions by name: `attention`, `skip_layer_norm`."""
-    unfused: Mapping[str, str] = field(default_factory=dict)
-    """Why the middle of a pattern (a Softmax) is not part of a fusion, by node."""
+    unfused: tuple[Unfused, ...] = ()
+    """Nodes with the anchor of a fusion (a Softmax in front of a product) that are not part of one, and why."""
     warnings: tuple[str, ...] = ()
     """Fusions that failed, each with its node: the graph is as it was there."""
 
@@ -62,7 +63,7 @@ def fuse_model(proto: ModelProto, folder: Path, *, on_gpu: bool, left_out: Colle
     try:
         graph = FusionGraph(proto, folder, left_out)
         _rewrite(graph, on_gpu=on_gpu)
-        return FusedModel(graph.result(), dict(graph.fused), graph.unfused, tuple(graph.warnings))
+        return FusedModel(graph.result(), dict(graph.fused), tuple(graph.unfused), tuple(graph.warnings))
     except Exception as error:  # before or after a single fusion: none is worth a failed build
         log.debug("the graph is not fused", exc_info=True)
         return FusedModel(proto, {}, warnings=(f"the graph is not fused: {type(error).__name__}: {error}",))

@@ -26,9 +26,9 @@ from trt_engine.graph.fusion.attention_mask import (
     reachable_bias,
     read_mask,
 )
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph, NotFused
 from trt_engine.graph.fusion.head_view import View, apply_view
-from trt_engine.graph.fusion.operator_demands import attention_objection, takes_heads_first
+from trt_engine.graph.fusion.operator_demands import require_attention, takes_heads_first
 from trt_engine.graph.fusion.projection import Projection, is_read_within, packed_bias, packed_weight
 
 _MAX_HEAD_SIZE = 1024
@@ -76,42 +76,38 @@ class AttentionMatch:
         return int(self.query.columns.shape[0])
 
 
-def fuse_attention(graph: FusionGraph, softmax: NodeProto, *, pack: bool) -> str:
-    """Replace the attention around a softmax, or why that stays; with `pack` the projections become part of the operator
-    where they can."""
-    match = match_attention(graph, softmax, wide=not pack)
-    return match if isinstance(match, str) else replace_attention(graph, match, pack=pack)
+def fuse_attention(graph: FusionGraph, softmax: NodeProto, *, pack: bool) -> None:
+    """Replace the attention around a softmax; with `pack` the projections become part of the operator where they can."""
+    if _is_multiplied(graph, softmax.output[0]):
+        replace_attention(graph, match_attention(graph, softmax, wide=not pack), pack=pack)
 
 
-def match_attention(graph: FusionGraph, softmax: NodeProto, *, wide: bool) -> AttentionMatch | str:
-    """The attention around a softmax, or why it is not one that can be fused; `wide` computes FP16 in FP32."""
+def match_attention(graph: FusionGraph, softmax: NodeProto, *, wide: bool) -> AttentionMatch:
+    """The attention around a softmax whose result is multiplied with values; `wide` computes FP16 in FP32."""
     context, guarded = _context_product(graph, softmax)
     if context is None:
-        return "its result is used in another way than one product with values"
+        raise NotFused("its result is used in another way than one product with values")
     rank = graph.rank(context.input[1])
     axis = walk.attributes(softmax).get("axis", -1 if graph.opset >= 13 else 1)
     if rank not in (3, 4) or axis not in (-1, rank - 1):
-        return "its softmax is not over the last of 3 or 4 dimensions"
+        raise NotFused(f"its softmax is over dimension {axis} of rank {rank or 'unknown'}, expected the last of 3 or 4")
     scores = _read_scores(graph, softmax)
-    if isinstance(scores, str):
-        return scores
     operands = {"query": scores.product.input[0], "key": scores.product.input[1], "value": context.input[1]}
-    kinds = {graph.elem_type(name) for name in operands.values()}
-    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
-        return "its tensors are not all FP32 or all FP16"
-    if graph.quantized([*operands.values(), scores.product.output[0], *context.input, context.output[0]]):
-        return "its products are quantized"
+    graph.require_floats(operands.values(), [scores.product.output[0], *context.input, context.output[0]])
     found = {role: read_heads(graph, name, role) for role, name in operands.items()}
     heads = [item for item in found.values() if item is not None]
     if len(heads) < 3:
-        return f"the heads of its {next(role for role, item in found.items() if item is None)} cannot be traced"
+        raise NotFused(
+            f"the heads of its {next(role for role, item in found.items() if item is None)} cannot be traced"
+        )
     query, key, value = heads
     if query.columns.shape != key.columns.shape or len(query.columns) != len(value.columns):
-        return "its queries, keys and values have different heads"
+        found_heads = ", ".join(" x ".join(map(str, item.columns.shape)) for item in heads)
+        raise NotFused(f"its queries, keys and values have the heads {found_heads}, expected the same")
     if value.scale != 1:
-        return "its values are multiplied"
-    if max(query.columns.shape[1], value.columns.shape[1]) > _MAX_HEAD_SIZE:
-        return f"its heads are larger than {_MAX_HEAD_SIZE}"
+        raise NotFused(f"its values are multiplied by {value.scale:g}")
+    if (size := max(query.columns.shape[1], value.columns.shape[1])) > _MAX_HEAD_SIZE:
+        raise NotFused(f"its heads have {size} columns, expected at most {_MAX_HEAD_SIZE}")
     scale = scores.scale * query.scale * key.scale
     match = AttentionMatch(
         context, query, key, value, scale, tuple(scores.masks), zero_rows=guarded, rank=rank,
@@ -120,32 +116,39 @@ def match_attention(graph: FusionGraph, softmax: NodeProto, *, wide: bool) -> At
     return fit(graph, match, wide=wide)
 
 
-def fit(graph: FusionGraph, match: AttentionMatch, *, wide: bool) -> AttentionMatch | str:
-    """The match with its masks as parts of a bias, or what the operator would not take; `wide` computes masked FP16 in FP32,
-    where a fill takes every score in."""
+def fit(graph: FusionGraph, match: AttentionMatch, *, wide: bool) -> AttentionMatch:
+    """The match with its masks as parts of a bias, `NotFused` where the operator would not take them; `wide` computes
+    masked FP16 in FP32, where a fill takes every score in."""
     batches = [part.view.sizes.get("B") for part in (match.query, match.key, match.value)]
     # the standard's operator repeats no batch either
-    if objection := attention_objection(batches if match.scores else batches[:1], match.scale):
-        return objection
+    require_attention(batches if match.scores else batches[:1], match.scale)
     elem = graph.elem_type(match.query.tensor)
     if not match.masks:
         return replace(match, zero_rows=False, elem=elem)
     match = replace(match, elem=TensorProto.FLOAT if wide else elem, cast=wide and elem != TensorProto.FLOAT)
     if match.rank != 4:
-        return "it has a mask, and its batch and heads are one dimension"
+        raise NotFused("it has a mask, and its batch and heads are one dimension")
     lengths = [part.view.sizes.get("S") for part in (match.query, match.key)]
     product = graph.shape(match.scores) if match.scores else None
     own = [batches[0], match.num_heads, *lengths]
     names = [{one, other} for one, other in zip(own, product or own, strict=True)]
     names[0] |= set(batches)
     masks = fit_masks(graph, match.masks, names, match.elem)
-    if isinstance(masks, str):
-        return masks
     # the sum of two masks is minus infinity where both are the lowest number
     zero_rows = match.zero_rows and (len(masks) > 1 or not masks[0].finite)
     if zero_rows and not all(mask.for_all_heads for mask in masks):
-        return "rows without a key give 0, and its mask differs between heads"
+        raise NotFused("rows without a key give 0, and its mask differs between heads")
     return replace(match, masks=masks, zero_rows=zero_rows)
+
+
+def _is_multiplied(graph: FusionGraph, name: str, steps: int = 4) -> bool:
+    """Whether a product of matrices reads a tensor, behind what guards or casts it."""
+    readers = graph.consumers(name) if steps else []
+    return any(node.op_type == "MatMul" for node in readers) or any(
+        _is_multiplied(graph, node.output[0], steps - 1)
+        for node in readers
+        if node.op_type in ("Cast", "Where", "Mul", "Transpose")
+    )
 
 
 def _context_product(graph: FusionGraph, softmax: NodeProto) -> tuple[NodeProto | None, bool]:
@@ -165,12 +168,12 @@ def _context_product(graph: FusionGraph, softmax: NodeProto) -> tuple[NodeProto 
     return (found if found is not None and found.input[0] == name else None), guarded
 
 
-def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores | str:
+def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores:
     """What is between the first product and the softmax."""
     name, scale, masks = softmax.input[0], 1.0, list[Mask]()
     for _ in range(8):
         if not graph.is_private(name):
-            return "its scores are used elsewhere too"
+            raise NotFused("its scores are used elsewhere too")
         node = graph.producer(name)
         if node is None:
             break
@@ -180,24 +183,22 @@ def _read_scores(graph: FusionGraph, softmax: NodeProto) -> Scores | str:
             name, scale = multiplied[0], scale * multiplied[1]
         elif node.op_type == "Cast" and graph.elem_type(node.input[0]) in HALF_AND_FLOAT:
             name = node.input[0]
-        elif isinstance(found := read_mask(graph, node, scale), str):
-            return found
-        elif found is not None:
+        elif (found := read_mask(graph, node, scale)) is not None:
             name = found.scores
             masks.append(found)
         else:
-            return f"its scores pass through {walk.qualified_name(node)}"
-    return "its scores are not a product of two matrices"
+            raise NotFused(f"its scores pass through {walk.qualified_name(node)}")
+    raise NotFused("its scores are not a product of two matrices")
 
 
 # ------------------------------------------------------------------------------------------------ replacement
 
 
-def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool = True) -> str:
-    """Write the operator, and layout operators around it where they are needed; returns a reason if that cannot be done."""
+def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool = True) -> None:
+    """Write the operator, and layout operators around it where they are needed."""
     place = _result_place(graph, match)
     if place is None:
-        return "its result is not merged to one row of heads"
+        raise NotFused("its result is not merged to one row of heads")
     target, layout = place
     removed = graph.producer(target)
     assert removed is not None
@@ -234,7 +235,6 @@ def replace_attention(graph: FusionGraph, match: AttentionMatch, *, pack: bool =
         out = graph.builder.add("Cast", [out], stem, to=graph.elem_type(query.tensor))
     _finish(graph, out, target, layout, match, stem)
     graph.replace(fusion, [removed])
-    return ""
 
 
 def _shared_projections(graph: FusionGraph, match: AttentionMatch, last: NodeProto) -> list[Projection]:

@@ -10,8 +10,8 @@ import numpy as np
 from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import FusionGraph
-from trt_engine.graph.fusion.operator_demands import Names, bias_objection, is_named
+from trt_engine.graph.fusion.fusion_graph import FusionGraph, NotFused
+from trt_engine.graph.fusion.operator_demands import Names, is_named, require_bias
 from trt_engine.graph.symbolic_shapes import Size
 
 _LARGEST_FILL = -1e4
@@ -52,8 +52,8 @@ class SequenceLength:
     axis: int
 
 
-def read_mask(graph: FusionGraph, node: NodeProto, scale: float) -> Mask | str | None:
-    """The mask that a node applies; a reason if it is of a form that cannot be fused, None if the node does not mask.
+def read_mask(graph: FusionGraph, node: NodeProto, scale: float) -> Mask | None:
+    """The mask that a node applies, None if it does not mask; `NotFused` for a form that cannot be fused.
 
     `scale` is the factor of the mask.
     """
@@ -67,33 +67,32 @@ def read_mask(graph: FusionGraph, node: NodeProto, scale: float) -> Mask | str |
     if (filled[0] is None) == (filled[1] is None):
         infinite = [_is_minus_infinity(graph, name) for name in (yes, no)]
         if infinite[0] == infinite[1]:
-            return "its scores are chosen from two tensors"
+            raise NotFused("its scores are chosen from two tensors, expected a number for those that are masked")
         filled = (-math.inf if infinite[0] else None, -math.inf if infinite[1] else None)
     fill = (filled[0] if filled[0] is not None else filled[1] or 0.0) * scale
     if not fill <= _LARGEST_FILL:
-        return f"masked scores become {fill:g}"
+        raise NotFused(f"masked scores become {fill:g}, expected {_LARGEST_FILL:g} or less")
     masked = filled[0] is not None
     return Mask(no if masked else yes, condition, 1.0, fill, masked, math.isfinite(fill))
 
 
-def fit_masks(graph: FusionGraph, masks: Sequence[Mask], scores: Sequence[Names], elem: int) -> tuple[Mask, ...] | str:
-    """The masks, the last to be applied first, as parts of a bias of this type with what each writes; a reason if the bias
-    would not give what they give. `scores` are the names of each size: batch, heads, queries, keys."""
+def fit_masks(graph: FusionGraph, masks: Sequence[Mask], scores: Sequence[Names], elem: int) -> tuple[Mask, ...]:
+    """The masks, the last to be applied first, as parts of a bias of this type with what each writes; `NotFused` where the
+    bias would not give what they give. `scores` are the names of each size: batch, heads, queries, keys."""
     fitted = []
     for mask in masks:
         shape = graph.repeated_shape(mask.tensor)
         if shape is None or len(shape) > 4:
-            return f"its mask has rank {'unknown' if shape is None else len(shape)}"
-        if objection := bias_objection(shape, scores):
-            return objection
+            raise NotFused(f"its mask has rank {'unknown' if shape is None else len(shape)}, expected at most 4")
+        require_bias(shape, scores)
         if mask.scale < 0 and not mask.finite:
-            return "its mask is multiplied by a negative number, which makes minus infinity plus infinity"
+            raise NotFused("its mask is multiplied by a negative number, which makes minus infinity plus infinity")
         expanded = all(map(is_named, shape[-2:], scores[-2:]))
         fitted.append(replace(mask, for_all_heads=len(shape) < 3 or shape[-3] == 1, expanded=expanded))
     return _with_written_fills(fitted, elem)
 
 
-def _with_written_fills(masks: Sequence[Mask], elem: int) -> tuple[Mask, ...] | str:
+def _with_written_fills(masks: Sequence[Mask], elem: int) -> tuple[Mask, ...]:
     """The masks with a fill that acts as a sum as theirs does in the place of scores, also in a row without any key.
 
     The lowest number takes every score in, but a second mask may meet it: then a fill must do so as it is.
@@ -103,7 +102,9 @@ def _with_written_fills(masks: Sequence[Mask], elem: int) -> tuple[Mask, ...] | 
     fills = {fill for fill in written if fill is not None and math.isfinite(fill)}
     same = len(fills) == 1 and None not in written
     if not same and not all(fill <= _ABSORBING_FILL for fill in fills):
-        return f"two masks, and one puts {max(fills):g} in the place of scores, which as a sum would not hide them"
+        raise NotFused(
+            f"one of two masks puts {max(fills):g} in the place of scores, which as a sum would not hide them"
+        )
     return tuple(
         replace(
             mask,

@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 
-from onnx import NodeProto
+from onnx import NodeProto, TensorProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph, NotFused
 
 _TANH_SCALE, _TANH_CUBE = math.sqrt(2 / math.pi), 0.044715
 _MAX_FACTORS = 6
@@ -25,6 +25,10 @@ def compose_gelu(graph: FusionGraph) -> None:
     """Replace Gelu that is written out, by its error function or its tanh, with Gelu and FastGelu of ONNX Runtime."""
     graph.rewrite_each("gelu", ("Erf",), _fuse_erf)
     graph.rewrite_each("fast_gelu", ("Tanh",), _fuse_tanh)
+
+
+def _factor(scaled: tuple[str, float] | None) -> str:
+    return "no constant" if scaled is None else f"{scaled[1]:.6g}"
 
 
 def _close(value: float | None, wanted: float) -> bool:
@@ -69,56 +73,65 @@ def _fuse_erf(graph: FusionGraph, erf: NodeProto) -> None:
     """`x * 0.5 * (1 + erf(x / sqrt 2))`."""
     source = graph.producer(erf.input[0])
     scaled = graph.factor(source) if source is not None else None
-    if scaled is None or not _close(scaled[1], math.sqrt(0.5)) or not graph.is_private(erf.input[0]):
-        return
+    if scaled is None or not _close(scaled[1], math.sqrt(0.5)):
+        raise NotFused(f"its argument is x times {_factor(scaled)}, expected the root of 0.5")
+    if not graph.is_private(erf.input[0]):
+        raise NotFused("its argument is read elsewhere too")
     _fuse_half_product(graph, erf, scaled[0], "none")
 
 
 def _fuse_tanh(graph: FusionGraph, tanh: NodeProto) -> None:
     """`x * 0.5 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3)))`, or with x in front of the sum: `x * (1 + 0.044715 x^2)`."""
     source = graph.producer(tanh.input[0], "Mul")
-    if source is None or not graph.is_private(tanh.input[0]):
+    if source is None:
         return
     scale, factors = _product_factors(graph, source, "")
-    for name in factors if _close(scale, _TANH_SCALE) else ():
+    for name in factors:
         add = graph.producer(name, "Add")
-        if add is None or not graph.is_private(name):
+        if add is None:
             continue
         for first, second in (add.input, reversed(add.input)):
             product = graph.producer(second, "Mul")
-            if product is None or not graph.is_private(second):
+            if product is None:
                 continue
             cube, powers = _product_factors(graph, product, "")
             x = next(iter(powers), "")
             inside = first == x and factors == Counter({name: 1}) and powers == Counter({x: 3})
             before = graph.scalar(first) == 1 and factors == Counter({name: 1, x: 1}) and powers == Counter({x: 2})
-            if _close(cube, _TANH_CUBE) and (inside or before):
-                _fuse_half_product(graph, tanh, x, "tanh")
-                return
+            if not inside and not before:
+                continue
+            if not _close(scale, _TANH_SCALE) or not _close(cube, _TANH_CUBE):
+                raise NotFused(
+                    f"its numbers are {scale:.6g} and {cube:.6g}, expected {_TANH_SCALE:.6g} and {_TANH_CUBE:.6g}"
+                )
+            if not all(map(graph.is_private, (tanh.input[0], name, second))):
+                raise NotFused("its argument is read elsewhere too")
+            _fuse_half_product(graph, tanh, x, "tanh")
+            return
 
 
 def fuse_quick_gelu(graph: FusionGraph, sigmoid: NodeProto) -> None:
     """`x * sigmoid(alpha x)`."""
-    source, end = graph.producer(sigmoid.input[0]), graph.only_consumer(sigmoid.output[0], "Mul")
-    scaled = graph.factor(source) if source is not None else None
-    if scaled is None or end is None or not graph.is_private(sigmoid.input[0]):
+    source, gate = graph.producer(sigmoid.input[0]), sigmoid.output[0]
+    x, alpha = (graph.factor(source) if source is not None else None) or ("", 0.0)
+    end = next((node for node in graph.consumers(gate) if sorted(node.input) == sorted([x, gate])), None)
+    if end is None or end.op_type != "Mul":
         return
-    x, alpha = scaled
-    if sorted(end.input) != sorted([x, sigmoid.output[0]]) or graph.elem_type(x) not in HALF_AND_FLOAT:
-        return
-    if not graph.quantized([x, *end.output]):
-        graph.builder.add("QuickGelu", [x], walk.label(end), out=end.output[0], domain=MICROSOFT, alpha=alpha)
-        graph.replace("quick_gelu", [end])
+    if not graph.is_private(sigmoid.input[0]) or not graph.is_private(gate):
+        raise NotFused("its argument or its result is read elsewhere too")
+    graph.require_floats([x], end.output)
+    graph.builder.add("QuickGelu", [x], walk.label(end), out=end.output[0], domain=MICROSOFT, alpha=alpha)
+    graph.replace("quick_gelu", [end])
 
 
 def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate: str) -> None:
     """Replace the product of x, one half and (1 + `inner`)."""
     add = graph.only_consumer(inner.output[0], "Add")
-    if add is None or graph.elem_type(x) not in HALF_AND_FLOAT:
-        return
-    one = next((name for name in add.input if name != inner.output[0]), "")
-    if graph.scalar(one) != 1:
-        return
+    one = next((name for name in add.input if name != inner.output[0]), "") if add is not None else ""
+    if add is None or graph.scalar(one) != 1:
+        raise NotFused("its result is not read by a sum with 1 alone")
+    if (kind := graph.elem_type(x)) not in HALF_AND_FLOAT:
+        raise NotFused(f"its tensors are {TensorProto.DataType.Name(kind)}, expected FLOAT or FLOAT16")
     for end in _ends(graph, add.output[0]):
         half, factors = _product_factors(graph, end, add.output[0])
         same_rank = graph.rank(end.output[0]) == graph.rank(x)  # a constant of more dimensions adds some
@@ -130,21 +143,23 @@ def _fuse_half_product(graph: FusionGraph, inner: NodeProto, x: str, approximate
                 graph.builder.add("Gelu", [x], stem, out=out, domain=MICROSOFT)
             graph.replace("fast_gelu" if approximate == "tanh" else "gelu", [end])
             return
+    raise NotFused("the sum with 1 is not multiplied by x and 0.5 alone, in the shape of x")
 
 
 def fuse_bias_gelu(graph: FusionGraph, gelu: NodeProto) -> None:
     """Take in the bias that is added before the activation."""
     add = graph.producer(gelu.input[0], "Add")
-    if add is None or not graph.is_private(gelu.input[0]) or (gelu.op_type == "FastGelu" and len(gelu.input) > 1):
+    bias = next((name for name in add.input if graph.is_constant(name)), None) if add is not None else None
+    if add is None or bias is None or (gelu.op_type == "FastGelu" and len(gelu.input) > 1):
         return
-    bias = next((name for name in add.input if graph.is_constant(name)), None)
     other = next((name for name in add.input if name != bias), "")
-    shape = graph.shape(other)
-    if bias is None or not shape or list(graph.constants[bias].dims) != shape[-1:] or shape[-1] is None:
-        return
-    kinds = {graph.elem_type(bias), graph.elem_type(other)}
-    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT) or graph.quantized([other, *add.output, *gelu.output]):
-        return
+    shape, dims = graph.shape(other), list(graph.constants[bias].dims)
+    if not shape or dims != shape[-1:]:
+        wanted = shape[-1] if shape and isinstance(shape[-1], int) else "the size of the last dimension, known"
+        raise NotFused(f"its bias has the shape {dims}, expected [{wanted}]")
+    if not graph.is_private(gelu.input[0]):
+        raise NotFused("its sum with the bias is read elsewhere too")
+    graph.require_floats([bias, other], [*add.output, *gelu.output])
     tanh = gelu.op_type == "FastGelu" or walk.attributes(gelu).get("approximate", b"none") == b"tanh"
     graph.builder.add(
         "FastGelu" if tanh else "BiasGelu", [other, bias], walk.label(gelu), out=gelu.output[0], domain=MICROSOFT

@@ -38,6 +38,7 @@ from trt_engine.graph.symbolic_shapes import (
     shape_vectors,
     symbolic_shape,
 )
+from trt_engine.records.inspect import Unfused
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ Array = npt.NDArray[Any]
 
 
 class NotFused(Exception):
-    """A pattern stays as it is; the text is the reason."""
+    """A pattern that has the anchor of a fusion stays as it is; the text is what was found, and what the fusion needs."""
 
 
 class FusionGraph:
@@ -74,8 +75,8 @@ class FusionGraph:
         """Number of fusions by name."""
         self.shared: dict[Any, str] = {}
         """Tensors that several fusions use, by what they are."""
-        self.unfused: dict[str, str] = {}
-        """Why a node that looked like the middle of a fusion is not part of one, by label."""
+        self.unfused: list[Unfused] = []
+        """Nodes that looked like the anchor of a fusion, and are not part of one."""
         self.warnings: list[str] = []
         self._known_constants = 0
         self._add(self._without_same_casts(graph))
@@ -246,22 +247,32 @@ class FusionGraph:
                 return True
         return False
 
+    def require_floats(self, names: Iterable[str], beside: Iterable[str] = ()) -> None:
+        """`NotFused` unless these tensors are all FP32 or all FP16, and neither they nor those `beside` are quantized."""
+        names = list(names)
+        kinds = {self.elem_type(name) for name in names}
+        if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
+            found = sorted(TensorProto.DataType.Name(kind) for kind in kinds)
+            raise NotFused(f"its tensors are {' and '.join(found)}, expected all FLOAT or all FLOAT16")
+        if self.quantized([*names, *beside]):
+            raise NotFused("its tensors are quantized")
+
     # ------------------------------------------------------------------------------------------ editing
 
     def rewrite_each(
-        self, fusion: str, ops: Collection[str], rewrite: Callable[[FusionGraph, NodeProto], str | None]
+        self, fusion: str, ops: Collection[str], rewrite: Callable[[FusionGraph, NodeProto], None]
     ) -> None:
         """Call `rewrite` for each node whose operator is one of `ops` (`Softmax`, `com.microsoft::Gelu`): it replaces the
-        node's pattern or returns the reason why not, None for a node without any resemblance.
+        node's pattern, raises `NotFused` for one that is nearly it, and returns from a node without any resemblance.
 
-        One that raises leaves the graph as it was, with a warning: no fusion is worth a failed build.
+        Any other exception leaves the graph as it was, with a warning: no fusion is worth a failed build.
         """
         for node in [item for item in self.nodes.values() if walk.qualified_name(item) in ops]:
             if id(node) not in self.nodes:
                 continue
-            shared = dict(self.shared)
+            shared, reason = dict(self.shared), ""
             try:
-                reason = rewrite(self, node)
+                rewrite(self, node)
             except NotFused as error:
                 reason = str(error)
             except Exception as error:  # whatever a matcher did not foresee
@@ -269,7 +280,7 @@ class FusionGraph:
                 self.warnings.append(f"`{walk.label(node)}` ({node.op_type}) is not fused: {reason}")
                 log.debug("%s", self.warnings[-1], exc_info=True)
             if reason:
-                self.unfused[walk.label(node)] = reason
+                self.unfused.append(Unfused(fusion, walk.label(node), node.op_type, reason))
                 self.builder.take_nodes()
                 self.shared = shared
 

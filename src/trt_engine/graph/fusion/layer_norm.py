@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph, NotFused
 
 
 @dataclass(slots=True)
@@ -31,31 +31,43 @@ class _Norm:
 
 def fuse_layer_norm(graph: FusionGraph, add: NodeProto) -> None:
     """Replace the norm in primitive operators whose variance and epsilon are added."""
-    norm = _read_norm(graph, add)
-    if norm is not None:
-        _replace(graph, norm)
-
-
-def _read_norm(graph: FusionGraph, add: NodeProto) -> _Norm | None:
-    """The norm whose variance and epsilon `add` sums."""
     for variance, constant in (add.input, reversed(add.input)):
-        epsilon, mean = graph.scalar(constant), graph.producer(variance, "ReduceMean")
+        mean = graph.producer(variance, "ReduceMean")
         square = graph.producer(mean.input[0], "Pow", "Mul") if mean is not None else None
-        if epsilon is None or epsilon < 0 or mean is None or square is None or not _is_over_last(graph, mean):
+        if mean is None or square is None or not _is_square(graph, square):
             continue
-        centred = square.input[0]
-        squared = square.input[1] == centred if square.op_type == "Mul" else graph.scalar(square.input[1]) == 2
-        root = _quotient(graph, add)
-        if not squared or root is None or not 0 < (graph.rank(centred) or 0) == graph.rank(root[1].output[0]):
-            continue
-        found = _read_source(graph, centred, root[2])
-        if found is None:
-            continue
-        source, differences = found
-        nodes = [add, mean, square, *root[0], *differences]
-        norm = _Norm(source, bool(differences), epsilon, root[1], nodes)
-        return norm if _read_affine(graph, norm) and _is_valid(graph, norm) else None
-    return None
+        if graph.is_constant(constant) or graph.scalar(constant) is not None:
+            _replace(graph, _read_norm(graph, add, mean, square, constant))
+            return
+
+
+def _is_square(graph: FusionGraph, node: NodeProto) -> bool:
+    return node.input[0] == node.input[1] if node.op_type == "Mul" else graph.scalar(node.input[1]) == 2
+
+
+def _read_norm(graph: FusionGraph, add: NodeProto, mean: NodeProto, square: NodeProto, constant: str) -> _Norm:
+    """The norm with the mean of a square, to which `add` adds `constant`."""
+    epsilon, centred = graph.scalar(constant), square.input[0]
+    if epsilon is None or epsilon < 0:
+        raise NotFused(f"its epsilon is {epsilon or 'no scalar constant'}, expected one number that is not negative")
+    if not _is_over_last(graph, mean):
+        rank = graph.rank(mean.input[0])
+        raise NotFused(
+            f"its mean is over the axes {graph.axes(mean)} of rank {rank or 'unknown'}, expected the last, kept"
+        )
+    root = _quotient(graph, add)
+    if root is None:
+        raise NotFused("its variance is not the root that a difference is divided by")
+    if not 0 < (graph.rank(centred) or 0) == graph.rank(root[1].output[0]):
+        raise NotFused("its result has more dimensions than its input")
+    source, differences = _read_source(graph, centred, root[2])
+    norm = _Norm(source, bool(differences), epsilon, root[1], [add, mean, square, *root[0], *differences])
+    _read_affine(graph, norm)
+    if not graph.is_closed(norm.nodes, norm.end):
+        raise NotFused("a tensor inside of it is read elsewhere too")
+    if graph.quantized([norm.source, *norm.end.output]):
+        raise NotFused("its tensors are quantized")
+    return norm
 
 
 def _is_over_last(graph: FusionGraph, mean: NodeProto) -> bool:
@@ -88,7 +100,7 @@ def _quotient(graph: FusionGraph, add: NodeProto) -> tuple[list[NodeProto], Node
     return nodes, last, next((name for name in last.input if name != inverse), "")
 
 
-def _read_source(graph: FusionGraph, squared: str, numerator: str) -> tuple[str, list[NodeProto]] | None:
+def _read_source(graph: FusionGraph, squared: str, numerator: str) -> tuple[str, list[NodeProto]]:
     """What a norm is of, and the nodes that subtract its mean; none of them for a norm of the root mean square.
 
     Older exporters compute the difference from the mean twice.
@@ -102,11 +114,13 @@ def _read_source(graph: FusionGraph, squared: str, numerator: str) -> tuple[str,
         and all(list(node.input) == [mean.input[0], mean.output[0]] for node in found)
     ):
         return mean.input[0], [*found, mean]
-    return (squared, []) if squared == numerator else None
+    if squared != numerator:
+        raise NotFused("what it divides is not what it takes the square of")
+    return squared, []
 
 
-def _read_affine(graph: FusionGraph, norm: _Norm) -> bool:
-    """Add the casts, the scale and the bias to a norm; False if its type is not one of the operator's."""
+def _read_affine(graph: FusionGraph, norm: _Norm) -> None:
+    """Add the casts, the scale and the bias to a norm."""
     cast, source = graph.only_consumer(norm.end.output[0], "Cast"), graph.producer(norm.source, "Cast")
     if source is not None and graph.elem_type(source.input[0]) in HALF_AND_FLOAT:
         before = graph.elem_type(source.input[0])
@@ -119,7 +133,7 @@ def _read_affine(graph: FusionGraph, norm: _Norm) -> bool:
                 norm.nodes.append(cast)
     kind, width = graph.elem_type(norm.end.output[0]), (graph.shape(norm.source) or [None])[-1]
     if kind not in HALF_AND_FLOAT or kind != graph.elem_type(norm.source) or not isinstance(width, int):
-        return False
+        raise NotFused("it is not FLOAT or FLOAT16, from a tensor of that type with a known last dimension")
     for op in ("Mul", "Add"):
         if op == "Add" and not norm.centred:
             break  # the RMS operator has no bias
@@ -135,12 +149,6 @@ def _read_affine(graph: FusionGraph, norm: _Norm) -> bool:
             norm.scale = other
         else:
             norm.bias = other
-    return True
-
-
-def _is_valid(graph: FusionGraph, norm: _Norm) -> bool:
-    """Whether nothing else reads what is in between, and no tensor of the norm is quantized."""
-    return graph.is_closed(norm.nodes, norm.end) and not graph.quantized([norm.source, *norm.end.output])
 
 
 def _replace(graph: FusionGraph, norm: _Norm) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from trt_engine.graph.fusion.fusion_graph import NotFused
 from trt_engine.graph.symbolic_shapes import Size, is_unknown, may_be_equal
 
 Names = Collection[Size]
@@ -35,25 +36,24 @@ def _may_be(size: Size, names: Names) -> bool:
     return any(may_be_equal(size, name) for name in known or names)
 
 
-def attention_objection(batches: Sequence[Size], scale: float) -> str:
-    """Why Attention and MultiHeadAttention do not take queries, keys and values of these batches, or this scale; empty
-    where they do."""
+def require_attention(batches: Sequence[Size], scale: float) -> None:
+    """`NotFused` where Attention and MultiHeadAttention do not take queries, keys and values of these batches, or this
+    scale."""
     if not all(map(may_be_equal, batches, [*batches[1:], batches[0]])):
-        return "the batches of its queries, keys and values may differ, and be repeated"
+        found = ", ".join(map(str, batches))
+        raise NotFused(f"the batches of its queries, keys and values are {found}, which may differ, and be repeated")
     if np.float32(scale) == 0:
-        return "its scores are multiplied by 0, which stands for the default scale"
-    return ""
+        raise NotFused("its scores are multiplied by 0, which stands for the default scale")
 
 
-def bias_objection(shape: Sequence[Size], scores: Sequence[Names]) -> str:
-    """Why a bias of this shape is not one of scores (batch, heads, queries, keys); empty where it is, once its queries are
+def require_bias(shape: Sequence[Size], scores: Sequence[Names]) -> None:
+    """`NotFused` where a bias of this shape is not one of scores (batch, heads, queries, keys), once its queries are
     expanded."""
     if len(shape) < 2 or (shape[-1] == 1 and 1 not in scores[-1]):
-        return "its mask is the same for all keys"
+        raise NotFused("its mask is the same for all keys")
     for own, other in zip(reversed(shape), reversed(scores), strict=False):
         if own != 1 and not _may_be(own, other):
-            return f"its mask has the sizes {list(shape)}, which may repeat its scores"
-    return ""
+            raise NotFused(f"its mask has the sizes {list(shape)}, which may repeat its scores")
 
 
 def takes_heads_first(key_size: int, value_size: int) -> bool:
@@ -61,8 +61,9 @@ def takes_heads_first(key_size: int, value_size: int) -> bool:
     return key_size == value_size
 
 
-def skip_norm_objection(first: Sequence[Size], second: Sequence[Size]) -> str:
-    """Why SkipLayerNormalization does not add tensors of these shapes; empty where it does."""
+def require_skip_norm(first: Sequence[Size], second: Sequence[Size]) -> None:
+    """`NotFused` where SkipLayerNormalization does not add tensors of these shapes."""
     if len(first) != 3 or len(second) != 3 or not all(map(may_be_equal, first, second)):
-        return f"its addends have the shapes {list(first)} and {list(second)}, which may differ"
-    return ""
+        raise NotFused(
+            f"its addends have the shapes {list(first)} and {list(second)}, expected two of rank 3 that are the same"
+        )

@@ -13,7 +13,7 @@ import numpy as np
 from onnx import NodeProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph
+from trt_engine.graph.fusion.fusion_graph import FusionGraph, NotFused
 from trt_engine.graph.symbolic_shapes import Size
 
 _MIN_DEPTH = 32
@@ -22,45 +22,42 @@ _MIN_DEPTH = 32
 
 def fuse_patch_embedding(graph: FusionGraph, conv: NodeProto) -> None:
     """Replace such a convolution whose output is read with the channels last: Reshape and Transpose, or Transpose."""
-    if (end := _end(graph, conv)) is not None and (grid := _grid(graph, conv, end)) is not None:
-        _replace(graph, conv, end, grid)
+    kernel = (graph.shape(conv.input[1]) or [])[2:]
+    if len(kernel) == 2 and kernel != [1, 1] and walk.attributes(conv).get("strides") == kernel:
+        end = _end(graph, conv)
+        _replace(graph, conv, end, _grid(graph, conv, end))
 
 
-def _end(graph: FusionGraph, conv: NodeProto) -> NodeProto | None:
+def _end(graph: FusionGraph, conv: NodeProto) -> NodeProto:
     """The Transpose behind the convolution that gives batch x patches x channels, or batch x rows x columns x channels."""
-    node = graph.only_consumer(conv.output[0], "Reshape", "Transpose")
-    if node is None or node.input[0] != conv.output[0]:
-        return None
-    if node.op_type == "Transpose":
-        return node if walk.attributes(node).get("perm") == [0, 2, 3, 1] else None
-    before, after = graph.shape(conv.output[0]), graph.shape(node.output[0])
-    if not before or not after or len(after) != 3 or after[0] != before[0] or after[1] != before[1]:
-        return None
-    end = graph.only_consumer(node.output[0], "Transpose")
-    return end if end is not None and walk.attributes(end).get("perm") == [0, 2, 1] else None
+    end = node = graph.only_consumer(conv.output[0], "Reshape", "Transpose")
+    perm = [0, 2, 3, 1]
+    if node is not None and node.op_type == "Reshape":
+        before, after = graph.shape(conv.output[0]), graph.shape(node.output[0])
+        if before and after and len(after) == 3 and after[:2] == before[:2] and node.input[0] == conv.output[0]:
+            end, perm = graph.only_consumer(node.output[0], "Transpose"), [0, 2, 1]
+    if end is None or end.op_type != "Transpose" or walk.attributes(end).get("perm") != perm:
+        raise NotFused("its result is not read with the channels last, and so alone")
+    return end
 
 
-def _grid(graph: FusionGraph, conv: NodeProto, end: NodeProto) -> list[int] | None:
-    """Channels, rows of patches, rows of a patch, columns of patches, columns of a patch; None if it does not match."""
+def _grid(graph: FusionGraph, conv: NodeProto, end: NodeProto) -> list[int]:
+    """Channels, rows of patches, rows of a patch, columns of patches, columns of a patch."""
     given, (x, weight) = walk.attributes(conv), conv.input[:2]
     shape: list[Size] | None = graph.shape(x)
     if not graph.is_constant(weight) or any(name and not graph.is_constant(name) for name in conv.input[2:]):
-        return None
+        raise NotFused("its kernels or its bias are not constant")
     _, depth, *kernel = graph.constants[weight].dims
-    if shape is None or len(shape) != 4 or len(kernel) != 2 or shape[1] != depth or given.get("group", 1) != 1:
-        return None
-    if given.get("strides", [1, 1]) != kernel or given.get("dilations", [1, 1]) != [1, 1]:
-        return None
+    if given.get("group", 1) != 1 or given.get("dilations", [1, 1]) != [1, 1]:
+        raise NotFused("it has groups or dilations")
     if any(given.get("pads", [])) or given.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID"):
-        return None
-    height, width = shape[2:]
+        raise NotFused("it has padding")
+    height, width = shape[2:] if shape is not None and len(shape) == 4 and shape[1] == depth else (None, None)
     if not isinstance(height, int) or not isinstance(width, int) or height % kernel[0] or width % kernel[1]:
-        return None
-    kinds = {graph.elem_type(name) for name in (x, *conv.input[1:], end.output[0]) if name}
-    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT) or depth * math.prod(kernel) < _MIN_DEPTH:
-        return None
-    if graph.quantized([x, conv.output[0], end.output[0]]):
-        return None
+        raise NotFused(f"its input is {height} x {width}, expected known multiples of {kernel[0]} x {kernel[1]}")
+    if (count := depth * math.prod(kernel)) < _MIN_DEPTH:
+        raise NotFused(f"its patches have {count} values, expected at least {_MIN_DEPTH}")
+    graph.require_floats([name for name in (x, *conv.input[1:], end.output[0]) if name], conv.output)
     return [depth, height // kernel[0], kernel[0], width // kernel[1], kernel[1]]
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from onnx import NodeProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, Array, FusionGraph
+from trt_engine.graph.fusion.fusion_graph import MICROSOFT, Array, FusionGraph, NotFused
 from trt_engine.graph.fusion.head_view import COLUMNS, View, apply_view, concat_views, source_view
 from trt_engine.graph.symbolic_shapes import Size, may_be_equal
 
@@ -54,6 +54,8 @@ class _Trace:
     view: View
     nodes: dict[int, NodeProto] = field(default_factory=dict)
     """Nodes between the heads and what was traced."""
+    objection: str = ""
+    """Why a product with rotated columns could not be traced."""
 
     def read(self, name: str, steps: int = _MAX_STEPS) -> Terms | None:
         """The terms of a tensor; None if it is something else."""
@@ -94,6 +96,8 @@ class _Trace:
                 continue
             view, shape = terms[""], self.graph.shape(other)
             if shape is None or not _is_per_row(view, shape):
+                if not np.array_equal(view.columns, self.view.columns):
+                    self.objection = f"`{other}` has the sizes {shape}, expected a row of columns for each position"
                 continue
             inner = view.columns.shape[len(view.columns.shape) - view.axes[-1].count(COLUMNS) :]
             columns = np.arange(view.count(len(view.axes) - 1)).reshape(inner) * _COLUMN_BITS
@@ -147,23 +151,26 @@ def fuse_rotary(graph: FusionGraph, add: NodeProto) -> None:
     products = [graph.producer(name, "Mul") for name in add.input]
     if any(node is None or graph.factor(node) is not None for node in products):
         return
-    rotation = _find(graph, add)
-    if rotation is not None:
+    if (rotation := _find(graph, add)) is not None:
         _replace(graph, rotation)
 
 
 def _find(graph: FusionGraph, add: NodeProto) -> Rotation | None:
-    """The rotation that an addition is part of, as far behind it as it goes."""
+    """The rotation that an addition is part of, as far behind it as it goes; None where it adds no columns of heads."""
     ends = [add]
     while len(ends) < 5 and (after := graph.only_consumer(ends[-1].output[0], "Concat", "Unsqueeze", "Reshape")):
         ends.append(after)
-    sources = list(dict.fromkeys(_sources(graph, add)))
+    sources, objection = list(dict.fromkeys(_sources(graph, add))), ""
     for end in reversed(ends):
         for heads in sources:
             for order in _ORDERS:
-                rotation = _match(graph, heads, order, end)
-                if rotation is not None:
-                    return rotation
+                try:
+                    if (rotation := _match(graph, heads, order, end)) is not None:
+                        return rotation
+                except NotFused as error:
+                    objection = objection or str(error)
+    if objection:
+        raise NotFused(objection)
     return None
 
 
@@ -185,48 +192,50 @@ def _sources(graph: FusionGraph, add: NodeProto) -> Iterator[str]:
 def _match(graph: FusionGraph, heads: str, order: str, end: NodeProto) -> Rotation | None:
     shape = graph.shape(heads) or []
     view = source_view(shape, order)
-    if (
-        view is None
-        or not isinstance(shape[-1], int)
-        or shape[-1] > _MAX_HEAD_SIZE
-        or graph.shape(end.output[0]) is None
-    ):
+    if view is None or not isinstance(shape[-1], int) or graph.shape(end.output[0]) is None:
         return None
     start = View(view.axes, view.columns + 1, view.sizes)
     trace = _Trace(graph, heads, start)
     terms = trace.read(end.output[0])
+    if terms is None and trace.objection:
+        raise NotFused(trace.objection)
     if (
         terms is None
         or len(terms) not in (2, 3)
         or any((found.axes, found.columns.shape) != (view.axes, view.columns.shape) for found in terms.values())
     ):
         return None
+    if shape[-1] > _MAX_HEAD_SIZE:
+        raise NotFused(f"its heads have {shape[-1]} columns, expected at most {_MAX_HEAD_SIZE}")
     values = {name: found.columns.reshape(-1, shape[-1]) for name, found in terms.items()}
     rotation = _compare(
         graph, values, start.columns.reshape(-1, shape[-1]), Rotation(heads, order, end, "", "", False, 0)
     )
-    if rotation is None:
-        return None
-    if not all(map(may_be_equal, _row_sizes(graph, rotation.cos), _row_sizes(graph, rotation.sin))):
-        return None
-    names = [heads, end.output[0], rotation.cos, rotation.sin]
-    kinds = {graph.elem_type(name) for name in names}
-    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT) or graph.quantized(names):
-        return None
-    return rotation if graph.is_closed(trace.nodes.values(), end) else None
+    cos, sin = (_row_sizes(graph, name) for name in (rotation.cos, rotation.sin))
+    if not all(map(may_be_equal, cos, sin)):
+        raise NotFused(f"its cosines and sines have the rows {cos} and {sin}, expected the same")
+    graph.require_floats([heads, end.output[0], rotation.cos, rotation.sin])
+    if not graph.is_closed(trace.nodes.values(), end):
+        raise NotFused("a tensor inside of it is read elsewhere too")
+    return rotation
 
 
-def _compare(graph: FusionGraph, values: dict[str, Array], source: Array, found: Rotation) -> Rotation | None:
-    """The rotation that the traced values (heads, columns) are; None if they are none."""
+def _compare(graph: FusionGraph, values: dict[str, Array], source: Array, found: Rotation) -> Rotation:
+    """The rotation that the traced values (heads, columns) are."""
     passed = values.pop("", np.zeros_like(source))
     multiplied = {name: (np.sign(item), np.abs(item) % _COLUMN_BITS, np.abs(item) // _COLUMN_BITS) for name, item in
                   values.items()}  # fmt: skip
     size = int((passed[0] == 0).sum())
-    if len(values) != 2 or size < 2 or size % 2 or not np.array_equal(passed[:, size:], source[:, size:]):
-        return None
-    if passed[:, :size].any() or any(item[:, size:].any() for item in values.values()):
-        return None
+    if len(values) != 2 or size < 2 or size % 2:
+        raise NotFused(f"it rotates {size} columns by {len(values)} tensors, expected an even number by two")
+    if (
+        not np.array_equal(passed[:, size:], source[:, size:])
+        or passed[:, :size].any()
+        or any(item[:, size:].any() for item in values.values())
+    ):
+        raise NotFused("columns that are not rotated do not stay behind those that are")
     half, columns = size // 2, np.arange(size)
+    reason = "its columns and signs are those of no rotation, of halves or of neighbours"
     for interleaved, partner, sign in (
         (False, (columns + half) % size, np.where(columns < half, -1, 1)),
         (True, columns ^ 1, np.where(columns % 2 == 0, -1, 1)),
@@ -235,11 +244,14 @@ def _compare(graph: FusionGraph, values: dict[str, Array], source: Array, found:
             signed = [multiplied[name][0][:, :size] * multiplied[name][1][:, :size] for name in (cos, sin)]
             if not np.array_equal(signed[0], source[:, :size]):
                 continue
-            if np.array_equal(signed[1], (source[:, :size][:, partner]) * sign) and all(
-                _is_shared_by_partners(graph, name, multiplied[name][2][:, :size], interleaved) for name in (cos, sin)
-            ):
+            if not np.array_equal(signed[1], (source[:, :size][:, partner]) * sign):
+                continue
+            used = {name: multiplied[name][2][:, :size] for name in (cos, sin)}
+            differs = [name for name in used if not _is_shared_by_partners(graph, name, used[name], interleaved)]
+            if not differs:
                 return Rotation(found.heads, found.order, found.end, cos, sin, interleaved, size)
-    return None
+            reason = f"`{differs[0]}` is not shown to be the same for both columns of a pair"
+    raise NotFused(reason)
 
 
 def _is_shared_by_partners(graph: FusionGraph, name: str, used: Array, interleaved: bool) -> bool:

@@ -9,47 +9,36 @@ from __future__ import annotations
 from onnx import NodeProto
 
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, MICROSOFT, FusionGraph
-from trt_engine.graph.fusion.operator_demands import skip_norm_objection
+from trt_engine.graph.fusion.fusion_graph import MICROSOFT, FusionGraph, NotFused
+from trt_engine.graph.fusion.operator_demands import require_skip_norm
 
 _SIMPLIFIED = ("SimplifiedLayerNormalization", "RMSNormalization")
 NORMS = ("LayerNormalization", *_SIMPLIFIED)
 
 
-def fuse_skip_layer_norm(graph: FusionGraph, norm: NodeProto) -> str | None:
-    """Replace a norm of a sum, and the sum, or why they stay; None for a norm of something else."""
+def fuse_skip_layer_norm(graph: FusionGraph, norm: NodeProto) -> None:
+    """Replace a norm of a sum of two tensors, and the sum."""
     add = graph.producer(norm.input[0], "Add")
-    if add is None:
-        return None
-    reason = _objection(graph, norm, add)
-    if not reason:
+    if add is not None and add.input[0] != add.input[1] and not any(map(graph.is_constant, add.input)):
+        _require(graph, norm, add)
         _replace(graph, norm, add)
-    return reason
 
 
-def _objection(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> str:
-    """Why a norm and its sum cannot be one operator; empty where they can."""
+def _require(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:
+    """`NotFused` where a norm and its sum cannot be one operator."""
     given = walk.attributes(norm)
     first, second, total = ((graph.repeated_shape(name) or []) for name in (*add.input, norm.input[0]))
-    if objection := skip_norm_objection(first, second):
-        return objection
-    if any(graph.is_constant(name) for name in add.input) or add.input[0] == add.input[1]:
-        return "its sum is of a constant, or of one tensor twice"
+    require_skip_norm(first, second)
     if not isinstance(total[-1], int) or given.get("axis", -1) not in (-1, 2) or given.get("stash_type", 1) != 1:
-        return "it is not over the last of three dimensions, of a known size"
+        raise NotFused("it is not over the last of three dimensions, of a known size")
     if any(norm.output[at] for at in range(1, len(norm.output))):
-        return "its mean is used"
+        raise NotFused("its mean is used")
     stored = [name for name in norm.input[1:] if name]
     if not stored or not all(
         graph.is_constant(name) and list(graph.constants[name].dims) == total[-1:] for name in stored
     ):
-        return "its scale and bias are not constants of its width"
-    kinds = {graph.elem_type(name) for name in (*add.input, *norm.input[:1], *stored)}
-    if len(kinds) != 1 or not kinds <= set(HALF_AND_FLOAT):
-        return "its tensors are not all FP32 or all FP16"
-    if graph.quantized([*add.input, *add.output, norm.output[0]]):
-        return "its tensors are quantized"
-    return ""
+        raise NotFused(f"its scale and bias are not constants of {total[-1]} elements")
+    graph.require_floats([*add.input, *norm.input[:1], *stored], norm.output[:1])
 
 
 def _replace(graph: FusionGraph, norm: NodeProto, add: NodeProto) -> None:

@@ -11,7 +11,7 @@ from onnx import TensorProto, numpy_helper
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import Layer, is_dequantize
 from trt_engine.graph.lint_rules.model_view import ModelView, error, info, warning
-from trt_engine.graph.shape_inference import TracedNode, dtype_name, schema_of, typed_attributes
+from trt_engine.graph.shape_inference import TracedNode, dtype_name, flatten, schema_of, typed_attributes
 from trt_engine.records.base import Finding
 from trt_engine.records.passport import DtypeShare
 
@@ -163,13 +163,16 @@ _INDEX_INPUTS = {
 
 
 def check_input_types(view: ModelView) -> Iterator[Finding]:
-    """Inputs of a type that their operator's schema does not allow."""
-    opsets = view.model.opsets
+    """Inputs of a type that their operator's schema does not allow, and results declared in another type than theirs."""
+    opsets, graphs = view.model.opsets, view.model.graph.graphs
+    declared = {
+        item.name: item.type.tensor_type.elem_type for graph in graphs for item in (*graph.value_info, *graph.output)
+    }
     trusted = {value.name for value in view.model.proto.graph.input} | {
-        item.name for item in view.model.proto.graph.initializer
+        item.name for graph in graphs for item in graph.initializer
     }
     reported = 0
-    for step in view.trace.nodes:
+    for step in flatten(view.trace.nodes):
         node = step.node
         schema = schema_of(node.op_type, "", opsets.get("", 1)) if not walk.domain_of(node) else None
         if schema is None:
@@ -177,6 +180,8 @@ def check_input_types(view: ModelView) -> Iterator[Finding]:
         wrong = next(iter(_wrong_types(step, schema, trusted)), None)
         if wrong is None:
             if walk.label(node) not in view.trace.failures:
+                if trusted.issuperset(filter(None, node.input)):
+                    yield from _wrong_declarations(step, declared)
                 trusted.update(node.output)
             continue
         name, got, allowed, index = wrong
@@ -190,6 +195,19 @@ def check_input_types(view: ModelView) -> Iterator[Finding]:
             walk.label(node),
             "cast it in the source (`indices.long()`), then export again" if index else "export the model again",
         )
+
+
+def _wrong_declarations(step: TracedNode, declared: Mapping[str, int]) -> Iterator[Finding]:
+    for name, fact in zip(step.node.output, step.outputs, strict=False):
+        stated = declared.get(name, 0)
+        if stated and fact.elem and stated != fact.elem and fact.non_tensor_type is None:
+            yield error(
+                "wrong-type",
+                f"`{name}` is declared as {dtype_name(stated)}, and {step.node.op_type} at `{walk.label(step.node)}` makes "
+                f"{dtype_name(fact.elem)}: ONNX Runtime refuses the model",
+                walk.label(step.node),
+                "export the model again; declarations between nodes can be left out (`del model.graph.value_info[:]`)",
+            )
 
 
 def _wrong_types(step: TracedNode, schema: Any, trusted: set[str]) -> Iterator[tuple[str, str, list[str], bool]]:
@@ -210,7 +228,7 @@ def check_16bit_indices(view: ModelView) -> Iterator[Finding]:
         TensorProto.FLOAT16: ("float16", 2048),
         TensorProto.BFLOAT16: ("bfloat16", 256),
     }
-    for step in view.trace.nodes:
+    for step in flatten(view.trace.nodes):
         at = _INDEX_INPUTS.get(step.node.op_type)
         if at is None or at >= len(step.node.input):
             continue
@@ -218,7 +236,7 @@ def check_16bit_indices(view: ModelView) -> Iterator[Finding]:
         if cast is None or cast.op_type != "Cast" or not cast.input:
             continue
         kind = halves.get(view.elem(cast.input[0]))
-        if kind is not None and not view.trace.tensors[cast.input[0]].is_constant:
+        if kind is not None and not view.facts[cast.input[0]].is_constant:
             yield warning(
                 "index-through-half",
                 f"the indices of `{walk.label(step.node)}` ({step.node.op_type}) are computed in {kind[0]}, which holds "
@@ -230,7 +248,7 @@ def check_16bit_indices(view: ModelView) -> Iterator[Finding]:
 
 
 def check_index_range(view: ModelView) -> Iterator[Finding]:
-    for step in view.trace.nodes:
+    for step in flatten(view.trace.nodes):
         if step.node.op_type not in ("Gather", "GatherElements") or step.folded or len(step.inputs) < 2:
             continue
         data, indices = step.inputs[0], step.inputs[1]

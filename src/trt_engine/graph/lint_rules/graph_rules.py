@@ -50,7 +50,10 @@ def check_names(view: ModelView) -> Iterator[Finding]:
                 name,
                 "rename one of them at export",
             )
-    repeated = Counter(node.name for node in view.model.proto.graph.node if node.name)
+    graphs = view.model.graph.graphs
+    repeated = Counter[str]()
+    for graph in graphs:  # two branches may share a name
+        repeated |= Counter(node.name for node in graph.node if node.name)
     again = [name for name, count in repeated.items() if count > 1]
     if again:
         yield warning(
@@ -63,7 +66,8 @@ def check_names(view: ModelView) -> Iterator[Finding]:
     odd = next(
         (
             node.name
-            for node in view.model.proto.graph.node
+            for graph in graphs
+            for node in graph.node
             if not node.name.isprintable() or ".." in node.name.split("/")
         ),
         None,
@@ -78,19 +82,26 @@ def check_names(view: ModelView) -> Iterator[Finding]:
 
 
 def check_node_order(view: ModelView) -> Iterator[Finding]:
-    made_later = {name for node in view.model.proto.graph.node for name in node.output if name}
-    for node in view.model.proto.graph.node:
+    for graph in view.model.graph.graphs:
+        if (finding := _first_unsorted(graph)) is not None:
+            yield finding
+            return
+
+
+def _first_unsorted(graph: GraphProto) -> Finding | None:
+    made_later = {name for node in graph.node for name in node.output if name}
+    for node in graph.node:
         early = next((name for name in node.input if name in made_later), None)
         if early is not None:
-            yield warning(
+            return warning(
                 "not-sorted",
                 f"`{walk.label(node)}` ({node.op_type}) reads `{early}` before it is produced: the standard requires "
                 "sorted nodes, and some readers refuse others",
                 walk.label(node),
                 "`trt-engine convert MODEL.onnx -o OUT.onnx` sorts them",
             )
-            return
         made_later.difference_update(node.output)
+    return None
 
 
 def _live_names(graph: GraphProto) -> tuple[set[str], list[NodeProto]]:

@@ -12,7 +12,7 @@ from onnx import NodeProto
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import consumers_of
 from trt_engine.graph.operator_support import Target
-from trt_engine.graph.shape_inference import Trace
+from trt_engine.graph.shape_inference import TensorInfo, Trace, flatten
 from trt_engine.graph.tensorrt_operators import UnsupportedNode
 from trt_engine.model import Model
 from trt_engine.records.base import Finding
@@ -33,6 +33,8 @@ class ModelView:
     makers: dict[str, NodeProto] = field(default_factory=dict)
     readers: dict[str, list[NodeProto]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
+    facts: Mapping[str, TensorInfo] = field(default_factory=dict)
+    """What the trace knows of each tensor, those of bodies included."""
     target: Target = "all"
     tensorrt: str = ""
     rtx: bool = False
@@ -47,7 +49,7 @@ class ModelView:
     """True if a real parser checked the whole model."""
 
     def elem(self, name: str) -> int:
-        fact = self.trace.tensors.get(name)
+        fact = self.facts.get(name)
         return fact.elem if fact is not None else 0
 
     def first(self, *kinds: str) -> str | None:
@@ -83,7 +85,12 @@ def analyse(model: Model, traced: Trace, shapes: Mapping[str, Shape], **lint: An
     nodes = [place.node for place in model.graph.nodes]
     makers = {name: node for node in nodes for name in node.output}
     counts = Counter([node.op_type for node in nodes])
-    return ModelView(model, traced, shapes, nodes, makers, consumers_of(nodes), counts, **lint)
+    facts: dict[str, TensorInfo] = {}
+    for step in flatten(traced.nodes):
+        named = (*zip(step.node.input, step.inputs, strict=False), *zip(step.node.output, step.outputs, strict=False))
+        facts |= {name: fact for name, fact in named if fact is not None}
+    facts |= traced.tensors
+    return ModelView(model, traced, shapes, nodes, makers, consumers_of(nodes), counts, facts, **lint)
 
 
 def error(code: str, message: str, location: str | None = None, hint: str | None = None) -> Finding:

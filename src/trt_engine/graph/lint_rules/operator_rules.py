@@ -164,7 +164,7 @@ def check_training_mode(view: ModelView) -> Iterator[Finding]:
             walk.attributes(node).get("training_mode") or len(node.output) > 1
         )
         if node.op_type == "Dropout" and len(node.input) > 2 and node.input[2]:
-            fact = view.trace.tensors.get(node.input[2])
+            fact = view.facts.get(node.input[2])
             training = fact is None or fact.value is None or bool(np.any(fact.value))
         if training:
             yield warning(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,7 @@ from trt_engine.graph import walk
 from trt_engine.graph.lint_rules.model_view import ModelView, format_shapes, image_input, info, warning
 from trt_engine.graph.shape_inference import TensorInfo, Trace, TracedNode, flatten, trace
 from trt_engine.records.base import Finding
-from trt_engine.tensors import TensorSpec, format_shape
+from trt_engine.tensors import Shape, TensorSpec, format_shape
 
 
 def check_shape_conflicts(view: ModelView) -> Iterator[Finding]:
@@ -67,8 +67,8 @@ def check_folded_batch(view: ModelView) -> Iterator[Finding]:
     if not inputs or not all(spec.shape and spec.shape[0] < 0 for spec in inputs.values()):
         return
     sizes = {name: (2 * view.shapes[name][0], *view.shapes[name][1:]) for name in inputs}
-    after = {step.key: step for step in trace(view.model.proto, sizes).nodes}
-    for step in view.trace.nodes:
+    after = {step.key: step for step in flatten(trace(view.model.proto, sizes).nodes)}
+    for step in flatten(view.trace.nodes):
         two = after.get(step.key)
         if step.node.op_type != "Reshape" or step.folded or two is None or not step.inputs or not two.inputs:
             continue
@@ -162,11 +162,16 @@ def _first_overflow(traced: Trace) -> tuple[TracedNode, int] | None:
 
 
 def nonconforming_nodes(trace: Trace) -> dict[str, str]:
-    """Reasons by node label why nodes do not fit at the traced sizes: shape inference errors, and Reshape targets with
-    another number of elements."""
+    """Reasons by node label why nodes do not fit at the traced sizes: shape inference errors, Reshape targets with
+    another number of elements, and weights of other channels than their data."""
     found = {name: why.removeprefix("[ShapeInferenceError] ").removeprefix("[TypeInferenceError] ")
              for name, why in trace.failures.items()}  # fmt: skip
-    for step in trace.nodes:
+    return _nonconforming_steps(trace.nodes) | found
+
+
+def _nonconforming_steps(steps: Sequence[TracedNode]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for step in steps:
         if step.node.op_type == "Reshape" and step.inputs and not step.folded:
             data, made = step.inputs[0], step.outputs[0]
             if data is not None and data.is_static and made.is_static and data.num_elements != made.num_elements:
@@ -175,7 +180,73 @@ def nonconforming_nodes(trace: Trace) -> dict[str, str]:
                     f"{format_shape(data.shape or ())} has {data.num_elements} elements, "
                     f"its target {format_shape(made.shape or ())} {made.num_elements}",
                 )
+        if (why := weight_conflict(step)) is not None:
+            found.setdefault(walk.label(step.node), why)
+        inside = [_nonconforming_steps(body) for body in step.bodies]
+        if all(inside):  # where only one of two branches fits, that one may be the one that runs
+            for part in inside:
+                found |= part
     return found
+
+
+_CONVOLUTIONS = {
+    "Conv": (1, 2),
+    "FusedConv": (1, 2),
+    "ConvInteger": (1, None),
+    "QLinearConv": (3, 8),
+    "ConvTranspose": (1, 2),
+}
+"""Positions of the weights and of the bias."""
+_GATES = {"RNN": 1, "GRU": 3, "LSTM": 4}
+
+
+def weight_conflict(step: TracedNode) -> str | None:
+    """Why the weights of a convolution, normalisation, Gemm or recurrent layer are not for its data; None if they are, or
+    if a size is unknown. ONNX's shape inference compares none of them, and every runtime refuses them."""
+    node = step.node
+    shapes = [info.shape if info is not None else None for info in step.inputs]
+
+    def shape(at: int | None) -> Shape | None:
+        return shapes[at] if at is not None and at < len(shapes) else None
+
+    def differ(one: int, other: int) -> bool:
+        return one != other and min(one, other) >= 0
+
+    data, given = shape(0), walk.attributes(node)
+    if data is None or walk.domain_of(node) not in ("", "com.microsoft"):
+        return None
+    if node.op_type in _CONVOLUTIONS:
+        weight_at, bias_at = _CONVOLUTIONS[node.op_type]
+        weight, bias, group = shape(weight_at), shape(bias_at), given.get("group", 1)
+        if weight is None:
+            return None
+        is_transposed = node.op_type == "ConvTranspose"
+        if len(weight) != len(data) or len(data) < 3:
+            return f"data of {len(data)} axes and weights of {len(weight)}"
+        wanted = weight[0] if is_transposed else weight[1] * group if weight[1] >= 0 else -1
+        if differ(data[1], wanted):
+            return f"the data has {data[1]} channels, the weights {format_shape(weight)} are for {wanted}"
+        made = weight[1] * group if is_transposed and weight[1] >= 0 else weight[1 if is_transposed else 0]
+        if bias is not None and (len(bias) != 1 or differ(bias[0], made)):
+            return f"a bias of {format_shape(bias)} for {made} channels"
+        kernel = given.get("kernel_shape")
+        if kernel is not None and (len(kernel) != len(weight) - 2 or any(map(differ, kernel, weight[2:]))):
+            return f"`kernel_shape` is {format_shape(tuple(kernel))}, the weights are {format_shape(weight)}"
+    elif node.op_type in ("BatchNormalization", "InstanceNormalization") and len(data) > 1:
+        for at in range(1, len(shapes)):
+            if (one := shape(at)) is not None and (len(one) != 1 or differ(one[0], data[1])):
+                return f"`{node.input[at]}` is {format_shape(one)}, the data has {data[1]} channels"
+    elif node.op_type == "Gemm" and (weight := shape(1)) is not None and len(data) == len(weight) == 2:
+        inner, wanted = data[0 if given.get("transA") else 1], weight[1 if given.get("transB") else 0]
+        if differ(inner, wanted):
+            return f"{format_shape(data)} and {format_shape(weight)} multiply {inner} by {wanted} elements"
+    elif node.op_type in _GATES and len(data) == 3 and isinstance(hidden := given.get("hidden_size"), int):
+        directions, rows = 1 + (given.get("direction") == b"bidirectional"), _GATES[node.op_type] * hidden
+        for at, wanted in ((1, (directions, rows, data[2])), (2, (directions, rows, hidden))):
+            one = shape(at)
+            if one is not None and (len(one) != 3 or any(map(differ, one, wanted))):
+                return f"`{node.input[at]}` is {format_shape(one)}, expected {format_shape(wanted)}"
+    return None
 
 
 def freeze_point(one: Trace, two: Trace, output: str) -> TracedNode | None:
@@ -191,11 +262,12 @@ def freeze_point(one: Trace, two: Trace, output: str) -> TracedNode | None:
         if step is None or step.key in met:
             continue
         met.add(step.key)
-        moving = [name for name in step.node.input if name and _differs(one.tensors.get(name), two.tensors.get(name))]
+        read = [*walk.names_read(step.node)]
+        moving = [name for name in read if _differs(one.tensors.get(name), two.tensors.get(name))]
         if moving and not step.folded:
             cut.append(step)
         elif not moving:
-            queue.extend(name for name in step.node.input if name)
+            queue.extend(read)
     return min(cut, key=lambda step: order[step.key], default=None)
 
 
@@ -296,7 +368,7 @@ def check_batch(view: ModelView) -> Iterator[Finding]:
                 continue  # the batch is a later axis, as in time-major results
             after = _trace_batch_2(view, inputs)
             step = freeze_point(view.trace, after, spec.name) if after is not None else None
-            if step is not None and step.node.op_type in _LISTING:
+            if step is not None and _makes_lists(step):
                 continue  # reported by `data-dependent-shape`
             yield _batch_lost(spec.name, f"is {spec.format_symbolic()} whatever the batch", step)
             return
@@ -327,7 +399,7 @@ def _probe_batch(view: ModelView, inputs: list[TensorSpec]) -> Iterator[Finding]
         if one is None or two is None or one.shape is None or two.shape is None or one.is_constant:
             continue
         step = freeze_point(view.trace, after, spec.name)
-        if step is not None and step.node.op_type in _LISTING:
+        if step is not None and _makes_lists(step):
             continue
         if not one.shape:
             if step is not None:
@@ -347,6 +419,13 @@ def _probe_batch(view: ModelView, inputs: list[TensorSpec]) -> Iterator[Finding]
 
 _LISTING = frozenset("NonZero Unique Compress NonMaxSuppression".split())
 """Operators whose results are lists over all images."""
+
+
+def _makes_lists(step: TracedNode) -> bool:
+    """Whether the node or one in its bodies is such an operator."""
+    return any(inner.node.op_type in _LISTING for inner in flatten([step]))
+
+
 _ACROSS_BATCH = re.compile(r"Reduce\w+|Arg(Max|Min)|Einsum|MatMul|Gemm")
 """Operators that reduce a whole axis: nothing is frozen there."""
 

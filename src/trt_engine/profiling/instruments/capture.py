@@ -34,13 +34,6 @@ class ProfilerUnavailable(SetupError):
 
 BUSY_HINT = "end the other one (Nsight, another tool around this process), or use another profiler"
 """The hint for two profilers at once."""
-PERMISSION_HINT = (
-    "one of: (1) once: run it with `sudo`, or with CAP_SYS_ADMIN (CAP_PERFMON from driver R565); "
-    "(2) in a container: start it with `docker run --cap-add=SYS_ADMIN`; "
-    "(3) for good, on the host: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, "
-    "`update-initramfs -u` or `dracut -f`, reboot; then `grep RmProfilingAdminOnly /proc/driver/nvidia/params` prints 0"
-)
-"""The hint for ERR_NVGPUCTRPERM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,11 +199,7 @@ def _load_instrument(name: ProfilerName) -> Any:
     try:
         return importlib.import_module(_MODULES[name])
     except (ImportError, OSError) as error:  # a package with a missing library, or for another Python
-        raise ProfilerUnavailable(f"{name} does not load: {_first_line(error)}", hint=_EXTRA) from error
-
-
-def _first_line(error: BaseException) -> str:
-    return library_reason(error)
+        raise ProfilerUnavailable(f"{name} does not load: {library_reason(error)}", hint=_EXTRA) from error
 
 
 def subscribe_nvtx() -> bool:

@@ -20,7 +20,6 @@ from trt_engine.environment import distribution_version
 from trt_engine.format import library_reason
 from trt_engine.profiling.instruments.capture import (
     BUSY_HINT,
-    PERMISSION_HINT,
     PROBE_INFERENCES,
     Capture,
     HostSpan,
@@ -28,6 +27,7 @@ from trt_engine.profiling.instruments.capture import (
     ProfilerUnavailable,
     assemble,
 )
+from trt_engine.profiling.instruments.nsight_tools import permission_error
 from trt_engine.records.profile import COPY_KINDS, Activity
 
 BUFFER_BYTES = 32 << 20
@@ -246,7 +246,7 @@ def _unavailable_error(error: Exception) -> ProfilerUnavailable:
     if name in ("ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED", "ERROR_MAX_LIMIT_REACHED", "ERROR_HARDWARE_BUSY"):
         return ProfilerUnavailable("another profiler holds CUPTI in this process", hint=_BUSY)
     if "INSUFFICIENT_PRIVILEGES" in name:
-        return ProfilerUnavailable("this user may not profile the GPU (ERR_NVGPUCTRPERM)", hint=PERMISSION_HINT)
+        return permission_error()
     if name in ("ERROR_NOT_COMPATIBLE", "ERROR_NOT_INITIALIZED", "ERROR_NOT_SUPPORTED"):
         return ProfilerUnavailable(
             f"CUPTI and the driver do not fit together ({name})",

@@ -187,7 +187,7 @@ def _add_advice(tool: Tool, folder: Path) -> Iterator[KernelLaunch]:
     )
     try:
         for item in parse_output(ran.output):
-            yield replace(item, metrics={}, units={}, texts={})
+            yield replace(item, metrics={}, units={})
     except ProfilerUnavailable as error:
         log.warning("the advice of %s cannot be read: %s", tool.label, error.message)
 

@@ -1,4 +1,4 @@
-"""Parses the tables and messages of Nsight Compute."""
+"""Parses the tables and messages of Nsight Compute, as it writes them with `--csv` and the C locale (`tool_environment`)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import csv
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from trt_engine.profiling.instruments import nsight_tools
@@ -35,15 +35,7 @@ class KernelLaunch:
     metrics: dict[str, float] = field(default_factory=dict)
     """In base units: ns, byte, hz, %."""
     units: dict[str, str] = field(default_factory=dict)
-    texts: dict[str, str] = field(default_factory=dict)
-    """Non-numeric values: `launch__func_cache_config`."""
     advice: tuple[str, ...] = ()
-    launch: str = ""
-    """The tool's launch number."""
-    process: str = ""
-    device: str = ""
-    grid: str = ""
-    block: str = ""
 
 
 _FIXED_COLUMNS = (
@@ -51,13 +43,10 @@ _FIXED_COLUMNS = (
     "Grid Size", "Device", "CC", "Section Name", "Metric Name", "Metric Unit", "Metric Value", "Rule Name", "Rule Type",
     "Rule Description", "Estimated Speedup Type", "Estimated Speedup",
 )  # fmt: skip
-_INTEGER_UNITS = re.compile(
-    r"(?:n|u|m)?s(?:econd)?|[KMGT]?(?:i?B|byte)|cycle|inst|request|sector|block|thread|warp|register/thread"
-)
 
 
 def parse_output(text: str) -> tuple[KernelLaunch, ...]:
-    """Every launch in what `ncu` printed: CSV of the page raw or details, or console text, other lines in between.
+    """Every launch in what `ncu` printed: CSV of the page raw or details, other lines in between.
 
     `ProfilerUnavailable` with the reason for a text that is empty, truncated, not from `ncu`, or without kernels.
     """
@@ -75,8 +64,6 @@ def parse_output(text: str) -> tuple[KernelLaunch, ...]:
                 "the output of ncu has a header and no launches: it is cut, or nothing was profiled", hint=_HINT
             )
         return found
-    if any(line.strip().startswith("Section: ") for line in lines) or any(map(_LAUNCH.match, lines)):
-        return _read_console(lines)
     raise _no_launches_error(text, lines)
 
 
@@ -144,16 +131,13 @@ def _raw_launches(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Itera
     if rows and not rows[0][at["ID"]].strip():
         units, rows = rows[0], rows[1:]
     columns = [(name, index) for name, index in at.items() if name not in _FIXED_COLUMNS]
-    mark = detect_decimal_mark(row[index] for row in rows for _, index in columns)
     for row in rows:
-        values = [(name, units[index], row[index]) for name, index in columns]
-        yield _make_launch({name: row[index] for name, index in at.items() if name in _FIXED_COLUMNS}, values, mark)
+        yield _make_launch(row[at["Kernel Name"]], ((name, units[index], row[index]) for name, index in columns))
 
 
 def _details_launches(header: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[KernelLaunch]:
     """One row per metric or rule; rows of one launch share its number and process."""
     every = [dict(zip(header, row, strict=True)) for row in rows]
-    mark = detect_decimal_mark(row["Metric Value"] for row in every if "Metric Value" in row)
     by_launch: dict[tuple[str, ...], list[dict[str, str]]] = defaultdict(list)
     for row in every:
         by_launch[row.get("Process ID", ""), row["ID"], row["Kernel Name"]].append(row)
@@ -164,18 +148,18 @@ def _details_launches(header: Sequence[str], rows: Sequence[Sequence[str]]) -> I
             if item.get("Metric Name")
         ]
         advice = [" ".join(item["Rule Description"].split()) for item in items if item.get("Rule Description")]
-        yield replace(_make_launch(items[0], values, mark), advice=tuple(dict.fromkeys(advice)))
+        yield replace(_make_launch(items[0]["Kernel Name"], values), advice=tuple(dict.fromkeys(advice)))
 
 
-def _make_launch(about: Mapping[str, str], values: Iterable[tuple[str, str, str]], mark: str | None) -> KernelLaunch:
+def _make_launch(kernel: str, values: Iterable[tuple[str, str, str]]) -> KernelLaunch:
     metrics: dict[str, float] = {}
     units: dict[str, str] = {}
-    texts: dict[str, str] = {}
     for name, unit, text in values:
-        value = parse_number(text, mark, whole=bool(_INTEGER_UNITS.fullmatch(unit)))
-        if value is None:
-            if text.strip() not in ("", "n/a", "nan", "-nan", "inf"):
-                texts[name] = text
+        try:
+            value = float(text.replace(",", ""))  # of thousands
+        except ValueError:  # `n/a`, `0x3`, `CachePreferNone`
+            continue
+        if not math.isfinite(value):
             continue
         known, factor = _base_unit(unit)
         alias = _ALIASES.get(name, name)
@@ -183,11 +167,7 @@ def _make_launch(about: Mapping[str, str], values: Iterable[tuple[str, str, str]
             name = alias
         if name not in metrics:  # the first section that has it: others repeat it, or differ in meaning
             metrics[name], units[name] = value * factor, known
-    return KernelLaunch(
-        kernel=about.get("Kernel Name", "").strip(), metrics=metrics, units=units, texts=texts, launch=about.get("ID", ""),
-        process=about.get("Process ID", ""), device=about.get("Device", ""), grid=about.get("Grid Size", ""),
-        block=about.get("Block Size", ""),
-    )  # fmt: skip
+    return KernelLaunch(kernel.strip(), metrics, units)
 
 
 _TIMES = {
@@ -215,134 +195,3 @@ def _base_unit(unit: str) -> tuple[str, float]:
     if match := re.fullmatch(r"([KMGTP]?)(byte|B)", plain):
         return "byte", _PREFIXES[match[1]]
     return plain, 1.0
-
-
-_LAUNCH = re.compile(
-    r"  (?P<kernel>\S.*?)"
-    r"(?:,? (?P<grid>\(\d+, \d+, \d+\))x(?P<block>\(\d+, \d+, \d+\)))?"
-    r"(?:, \d{4}-[^,]*)?, Context \d+, Stream \d+(?:, Device (?P<device>\d+), CC [\d.]+)?\s*$"
-)
-_TABLE_RULE = re.compile(r"\s*-{2,}(?: -{2,})+\s*")
-_ADVICE = re.compile(r"    (OPT|INF|WRN|ERR)\s+(\S.*)")
-
-
-def _read_console(lines: Sequence[str]) -> tuple[KernelLaunch, ...]:
-    """The details page as console text: a line per launch, and its sections as tables."""
-    found: list[KernelLaunch] = []
-    about: dict[str, str] | None = None
-    rows: list[tuple[str, str, str]] = []
-    advice: list[str] = []
-    at = 0
-
-    def finish() -> None:
-        if about is None:
-            return
-        if not rows:
-            raise ProfilerUnavailable(f"the output of ncu is cut: `{about['Kernel Name']}` has no metrics", hint=_HINT)
-        mark = detect_decimal_mark(value for _, _, value in rows)
-        found.append(replace(_make_launch(about, rows, mark), advice=tuple(advice)))
-
-    while at < len(lines):
-        line = lines[at]
-        if match := _LAUNCH.match(line):
-            finish()
-            about = {
-                "Kernel Name": match["kernel"].strip(), "ID": str(len(found)), "Grid Size": match["grid"] or "",
-                "Block Size": match["block"] or "", "Device": match["device"] or "",
-            }  # fmt: skip
-            rows, advice = [], []
-        elif _TABLE_RULE.fullmatch(line) and at + 1 < len(lines) and "Metric Name" in lines[at + 1]:
-            table, at = _console_table(lines, at)
-            rows += table
-            continue
-        elif match := _ADVICE.match(line):
-            words = [match[2].strip()]
-            while at + 1 < len(lines) and lines[at + 1].startswith("          ") and lines[at + 1].strip():
-                at += 1
-                words.append(lines[at].strip())
-            advice.append(" ".join(words))
-        at += 1
-    if about is None:
-        raise ProfilerUnavailable("the output of ncu is cut: it has sections and names no kernel", hint=_HINT)
-    finish()
-    return tuple(found)
-
-
-def _console_table(lines: Sequence[str], at: int) -> tuple[list[tuple[str, str, str]], int]:
-    """The rows of the table between the dashes at `at` and the next ones."""
-    spans = [match.span() for match in re.finditer(r"-{2,}", lines[at])]
-    cut = ProfilerUnavailable(f"the output of ncu is cut: the table at line {at + 1} has no end", hint=_HINT)
-    if len(spans) != 3 or at + 2 >= len(lines) or not _TABLE_RULE.fullmatch(lines[at + 2]):
-        raise cut
-    found, end = [], at + 3
-    while end < len(lines) and not _TABLE_RULE.fullmatch(lines[end]):
-        line = lines[end]
-        if not line.strip():
-            raise cut
-        name, unit, value = (line[begin:stop].strip() for begin, stop in (*spans[:2], (spans[2][0], len(line))))
-        found.append((name, unit, value))
-        end += 1
-    if end >= len(lines):
-        raise cut
-    return found, end + 1
-
-
-# ------------------------------------------------------------------------------------------------ numbers of any locale
-
-_NUMBER = re.compile(r"[-+]?(?:\d[\d.,'\u2019\u00a0\u202f ]*|\.\d+)(?:[eE][-+]?\d+)?")
-_GROUP_SEPARATORS = re.compile(r"(?<=\d)['\u2019\u00a0\u202f ](?=\d{3}(?!\d))")
-
-
-def detect_decimal_mark(texts: Iterable[str]) -> str | None:
-    """The decimal mark of these numbers, `.` or `,`; None if ambiguous or contradictory."""
-    marks = set()
-    for text in texts:
-        if _NUMBER.fullmatch(text.strip()) is None:
-            continue
-        plain = re.sub(r"[eE].*", "", _GROUP_SEPARATORS.sub("", text.strip())).lstrip("+-")
-        dots, commas = plain.count("."), plain.count(",")
-        if dots and commas:
-            marks.add(max(".,", key=plain.rfind))
-        elif dots + commas > 1:
-            marks.add("," if dots else ".")
-        elif dots + commas == 1:
-            mark = "." if dots else ","
-            head, _, tail = plain.partition(mark)
-            if len(tail) != 3 or len(head) > 3 or head in ("", "0"):
-                marks.add(mark)
-    return marks.pop() if len(marks) == 1 else None
-
-
-def parse_number(text: str, mark: str | None = None, *, whole: bool = False) -> int | float | None:
-    """The number in a text that may have thousands separators; None for other texts (`n/a`).
-
-    `mark` is the decimal mark of the document. Without one, a single `.` or `,` before three digits separates thousands
-    in a `whole` number; else the C locale applies.
-    """
-    plain = text.strip()
-    if _NUMBER.fullmatch(plain) is None:
-        return None
-    plain = _GROUP_SEPARATORS.sub("", plain)
-    dots, commas = plain.count("."), plain.count(",")
-    if mark is None:
-        mark = detect_decimal_mark([plain])
-    if mark is None and dots + commas == 1:
-        separator = "." if dots else ","
-        mark = {".": ",", ",": "."}[separator] if whole else "."
-    mark = mark or "."
-    grouped = {".": ",", ",": "."}[mark]
-    if plain.count(mark) > 1:
-        return None
-    head, _, tail = plain.partition(mark)
-    if grouped in head:
-        first, *groups = head.lstrip("+-").split(grouped)
-        if not 1 <= len(first) <= 3 or any(len(group) != 3 or not group.isdigit() for group in groups):
-            return None
-    if grouped in tail:
-        return None
-    plain = plain.replace(grouped, "").replace(mark, ".")
-    try:
-        value = float(plain)
-        return value if set(plain) & set(".eE") or math.isinf(value) else int(plain)
-    except ValueError:
-        return None

@@ -25,7 +25,6 @@ from typing import Literal
 import msgspec
 import psutil
 
-from trt_engine import errors
 from trt_engine.atomic_io import ensure_folder, os_errors, write_atomic
 from trt_engine.backend import list_backends, runtime_backend
 from trt_engine.benchmark.bench_inputs import feeds_for
@@ -33,7 +32,7 @@ from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
-from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.errors import Explained, UsageError
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
 from trt_engine.profiling.instruments.nsight_tools import (
     Tool,
@@ -43,6 +42,7 @@ from trt_engine.profiling.instruments.nsight_tools import (
     tool_environment,
 )
 from trt_engine.profiling.instruments.target import Stage, TargetOutcome, TargetRequest, encode, read_outcome
+from trt_engine.workers.crash import restore_error
 from trt_engine.workers.process import extend_shutdown
 
 log = logging.getLogger(__name__)
@@ -368,13 +368,10 @@ def check_result(tool: Tool, ran: ProcessResult, outcome: TargetOutcome | None, 
     )
 
 
-def _target_error(tool: Tool, outcome: TargetOutcome) -> TrtEngineError:
+def _target_error(tool: Tool, outcome: TargetOutcome) -> Explained:
     """The profiled program's error, as an exception."""
     assert outcome.error is not None
     kind, message, hint = outcome.error.kind, outcome.error.message, outcome.error.hint
     if outcome.stage == "range":
         return ProfilerUnavailable(f"the capture range of {tool.label} never started: {message}", hint=hint)
-    found = getattr(errors, kind, None)
-    if isinstance(found, type) and issubclass(found, TrtEngineError):
-        return found(message, hint=hint)
-    return TrtEngineError(message, hint=hint)
+    return restore_error(kind, message, hint)

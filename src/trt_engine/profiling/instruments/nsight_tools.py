@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-from trt_engine.profiling.instruments.capture import PERMISSION_HINT, ProfilerUnavailable
+from trt_engine.profiling.instruments.capture import ProfilerUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -200,6 +200,14 @@ def read_permission(root: Path = Path("/")) -> Permission:
     return Permission(restricted, privileged)
 
 
+_PERMISSION_HINT = (
+    "one of: (1) once: run it with `sudo`, or with CAP_SYS_ADMIN (CAP_PERFMON from driver R565); "
+    "(2) in a container: start it with `docker run --cap-add=SYS_ADMIN`; "
+    "(3) for good, on the host: `options nvidia NVreg_RestrictProfilingToAdminUsers=0` in a file of /etc/modprobe.d, "
+    "`update-initramfs -u` or `dracut -f`, reboot; then `grep RmProfilingAdminOnly /proc/driver/nvidia/params` prints 0"
+)
+
+
 def permission_error() -> ProfilerUnavailable:
     """ERR_NVGPUCTRPERM with its three fixes, and the driver's setting."""
     states = {
@@ -210,5 +218,5 @@ def permission_error() -> ProfilerUnavailable:
     return ProfilerUnavailable(
         "the driver lets administrators alone read GPU performance counters (ERR_NVGPUCTRPERM"
         f"{'' if restricted is None else states[restricted]})",
-        hint=PERMISSION_HINT,
+        hint=_PERMISSION_HINT,
     )

@@ -32,6 +32,7 @@ from trt_engine.benchmark.closed_loop import effective_protocol, prepare_query
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info, parse_device
+from trt_engine.device.cuda.libcuda import Driver
 from trt_engine.engine import Engine
 from trt_engine.errors import SetupError
 from trt_engine.format import library_reason
@@ -114,7 +115,7 @@ def _find_switch(number: int) -> _ProfilerSwitch:
     for make in (_bindings_switch, _cudart_switch, _driver_switch):
         try:
             return make(number)
-        except (ImportError, OSError, AttributeError, RuntimeError) as error:
+        except (ImportError, OSError, AttributeError, RuntimeError, SetupError) as error:
             tried.append(f"{make.__name__}: {library_reason(error)}")
     raise SetupError(
         f"no library here has cudaProfilerStart ({'; '.join(tried)})", hint='`pip install "cuda-bindings>=12.9,<14"`'
@@ -139,17 +140,9 @@ def _cudart_switch(number: int) -> _ProfilerSwitch:
 
 
 def _driver_switch(number: int) -> _ProfilerSwitch:
-    library = ctypes.CDLL("libcuda.so.1")
-    device, context = ctypes.c_int(), ctypes.c_void_p()
-    for code in (
-        library.cuInit(0),
-        library.cuDeviceGet(ctypes.byref(device), number),
-        library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device),
-        library.cuCtxSetCurrent(context),
-    ):
-        if code != 0:
-            raise RuntimeError(f"the driver answered {code}")
-    return _ProfilerSwitch("libcuda.so.1", library.cuProfilerStart, library.cuProfilerStop)
+    driver = Driver()
+    driver.call("cuCtxSetCurrent", driver.primary_context(number))
+    return _ProfilerSwitch("libcuda.so.1", driver.library.cuProfilerStart, driver.library.cuProfilerStop)
 
 
 def _load_library(pattern: str, *names: str) -> tuple[str, ctypes.CDLL]:

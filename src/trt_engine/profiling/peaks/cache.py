@@ -200,12 +200,12 @@ class _Device:
     device: str
     name: str
     properties: tuple[str, ...]
-    libraries: tuple[tuple[str, str], ...]
-    """Name and version, the preferred one first."""
+    libraries: tuple[str, ...]
+    """With their versions, the preferred one first."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return tuple(self.key(stated) for _, stated in self.libraries)
+        return tuple(self.key(library) for library in self.libraries)
 
     def key(self, library: str) -> str:
         digest = hashlib.sha256(json.dumps([_SCHEMA, self.name, *self.properties, library]).encode()).hexdigest()[:12]
@@ -222,7 +222,7 @@ class _Device:
                 from trt_engine.profiling.peaks.cpu import measure_cpu
 
                 measure_cpu(gauge)
-                library = self.libraries[0][1]
+                library = self.libraries[0]
             else:
                 library = self._measure_gpu(gauge, number)
         if not gauge.peaks:
@@ -244,18 +244,14 @@ class _Device:
     def _measure_gpu(self, gauge: PeakProbe, number: int) -> str:
         from trt_engine.profiling.peaks import gpu
 
-        reasons = []
-        for name, stated in self.libraries[:-1]:
+        library: gpu.TorchMatmul | str = "PyTorch with CUDA is not installed"
+        if len(self.libraries) > 1:
             try:
-                library = gpu.find_library(name, number)
+                library = gpu.TorchMatmul(number)
             except SetupError as error:
-                reasons.append(error.message)
-                continue
-            gpu.measure_gpu(gauge, number, library)
-            return stated
-        why = "; ".join(reasons) or "none of PyTorch, CuPy and ONNX Runtime for CUDA is installed"
-        gpu.measure_gpu(gauge, number, gpu.UnavailableLibrary(why))
-        return self.libraries[-1][1]
+                library = error.message
+        gpu.measure_gpu(gauge, number, library)
+        return self.libraries[-1 if isinstance(library, str) else 0]
 
     def with_datasheet(self, found: DevicePeaks | None) -> DevicePeaks | None:
         """Fill unmeasured peaks from the data sheet; None if there are none at all."""
@@ -282,7 +278,7 @@ def _find_device(device: str, boards: Sequence[info.Gpu] | None) -> _Device:
             f"{name} {have[name]}" for name in ("onnxruntime", "onnxruntime-gpu", "numpy") if name in have
         )
         name = f"{cpu.name}, {cpu.cores} core{'s' if cpu.cores > 1 else ''}"
-        return _Device("cpu", name, cpu.features, (("onnxruntime", stated),))
+        return _Device("cpu", name, cpu.features, (stated,))
     board = info.gpu(number, boards)
     if board is None:
         raise SetupError(
@@ -297,18 +293,10 @@ def _find_device(device: str, boards: Sequence[info.Gpu] | None) -> _Device:
     )
 
 
-def _gpu_matmul_libraries() -> tuple[tuple[str, str], ...]:
-    """Installed libraries with GPU matrix products; whether one sees the GPU is known once it is imported."""
-    found = []
-    for name, distributions in (
-        ("torch", ("torch",)),
-        ("cupy", ("cupy-cuda13x", "cupy-cuda12x", "cupy")),
-        ("onnxruntime", ("onnxruntime-gpu",)),
-    ):
-        version = next((stated for one in distributions if (stated := distribution_version(one))), None)
-        if version is not None and not version.endswith("+cpu"):
-            found.append((name, f"{name} {version}"))
-    return (*found, ("", _DRIVER_ALONE))
+def _gpu_matmul_libraries() -> tuple[str, ...]:
+    """PyTorch, if it is installed with CUDA; whether it sees the GPU is known once it is imported."""
+    version = distribution_version("torch")
+    return (*(() if version is None or version.endswith("+cpu") else (f"torch {version}",)), _DRIVER_ALONE)
 
 
 def _gpu_utilization(number: int) -> float | None:

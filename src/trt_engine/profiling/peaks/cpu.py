@@ -16,7 +16,6 @@ import onnxruntime as ort
 import psutil
 from onnx import TensorProto, helper
 
-from trt_engine.backends.onnxruntime.providers import load_error, long_name
 from trt_engine.backends.onnxruntime.session import ERRORS, error_summary
 from trt_engine.device import info
 from trt_engine.device.host_memory import available_memory
@@ -33,7 +32,7 @@ _MIN_BYTES = 256 << 20
 def measure_cpu(probe: PeakProbe) -> None:
     """Measure every peak of the CPU."""
     cores = info.cpu().cores
-    onnx = OnnxRuntimeMatmul("cpu", cores)
+    onnx = OnnxRuntimeMatmul(cores)
     for name, dtype in (("fp32_matrix", "fp32"), ("int8_matrix", "int8"), ("int8_matrix_qdq", "int8-qdq")):
         probe.measure_rate(
             name,
@@ -68,60 +67,33 @@ def measure_cpu(probe: PeakProbe) -> None:
 
 
 class OnnxRuntimeMatmul:
-    """Matrix products by ONNX Runtime, on the CPU or a GPU."""
+    """Matrix products by ONNX Runtime on the CPU."""
 
-    def __init__(self, device: str, threads: int | None = None) -> None:
-        self.provider, _, number = device.partition(":")
-        self.number, self.threads = int(number or 0), threads
-        self.name = f"onnxruntime {ort.__version__}"
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
 
     def describe(self, dtype: str, size: int) -> str:
         operator = {"int8": "MatMulInteger", "int8-qdq": "MatMul with Q/DQ"}.get(dtype, "MatMul")
-        threads = f", {self.threads} threads" if self.threads else ""
-        return f"{self.name} {operator} {size}x{size}x{size} {dtype.partition('-')[0]}{threads}"
+        shape = f"{size}x{size}x{size}"
+        return f"onnxruntime {ort.__version__} {operator} {shape} {dtype.partition('-')[0]}, {self.threads} threads"
 
     def matmul(self, dtype: str, size: int) -> TimedWork:
         """A product of two square matrices, the right one constant, like weights."""
         model, feed = _matmul_model(dtype, size)
-        options = {"use_tf32": "1" if dtype == "tf32" else "0"} if self.provider == "cuda" else {}
         with _translate_errors():
-            session = self._session(model, options)
+            session = ort.InferenceSession(model, _options(self.threads), providers=["CPUExecutionProvider"])
             binding = session.io_binding()
-            place = (self.provider, self.number)
-            if dtype == "bf16":  # numpy lacks this dtype
-                value = ort.OrtValue.ortvalue_from_numpy_with_onnx_type(feed, TensorProto.BFLOAT16)
-                binding.bind_ortvalue_input("x", value)
-            else:
-                binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(feed, *place))
-            binding.bind_output("y", *place)
-
+            binding.bind_ortvalue_input("x", ort.OrtValue.ortvalue_from_numpy(feed))
+            binding.bind_output("y")
         held = [(session, binding)]
         del session, binding  # `close` frees them, with the session's threads
 
         def seconds(runs: int) -> Sequence[float]:
             session, binding = held[0]
-
-            def once() -> None:
-                session.run_with_iobinding(binding)
-                binding.synchronize_outputs()
-
             with _translate_errors():
-                return time_calls(once, runs)
+                return time_calls(lambda: session.run_with_iobinding(binding), runs)
 
         return TimedWork(seconds, held.clear)
-
-    def _session(self, model: bytes, options: dict[str, str]) -> ort.InferenceSession:
-        name = long_name(self.provider)
-        if name not in ort.get_available_providers():
-            raise SetupError(f"onnxruntime {ort.__version__} has no provider `{self.provider}`")
-        if (why := load_error(self.provider)) is not None:
-            raise SetupError(f"the provider `{self.provider}` does not run: {why}")
-        if self.provider != "cpu":
-            options = {"device_id": str(self.number)} | options
-        session = ort.InferenceSession(model, _options(self.threads), providers=[(name, options)], enable_fallback=0)
-        if session.get_providers()[0] != name:
-            raise SetupError(f"onnxruntime {ort.__version__} does not start its provider `{self.provider}`")
-        return session
 
 
 def _options(threads: int | None = None, *, rewrite: bool = True) -> ort.SessionOptions:
@@ -144,15 +116,10 @@ def _matmul_model(dtype: str, size: int) -> tuple[bytes, Any]:
         left = draw.integers(0, 256, shape, dtype=np.uint8)
         right = draw.integers(-127, 128, shape, dtype=np.int8)
     else:
-        kind = np.float16 if dtype == "fp16" else np.float32
-        left, right = (draw.standard_normal(shape, dtype=np.float32).astype(kind) for _ in range(2))
-    if dtype == "bf16":
-        left, right = (np.asarray(value.view(np.uint32) >> 16, np.uint16) for value in (left, right))
+        left, right = (draw.standard_normal(shape, dtype=np.float32) for _ in range(2))
     into, out = {
         "int8": (TensorProto.UINT8, TensorProto.INT32),
         "int8-qdq": (TensorProto.UINT8, TensorProto.UINT8),
-        "fp16": (TensorProto.FLOAT16, TensorProto.FLOAT16),
-        "bf16": (TensorProto.BFLOAT16, TensorProto.BFLOAT16),
     }.get(dtype, (TensorProto.FLOAT, TensorProto.FLOAT))
     held = TensorProto.INT8 if dtype.startswith("int8") else into
     constants = [helper.make_tensor("w", held, shape, right.tobytes(), raw=True)]

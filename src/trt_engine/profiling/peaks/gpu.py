@@ -1,7 +1,6 @@
 """Peaks of a GPU: matrix products by dtype, memory, transfers, launches.
 
-Memory, transfers and launches use driver calls (libcuda, on every machine with a GPU); matrix products use PyTorch, CuPy or
-ONNX Runtime, the first that sees the GPU.
+Memory, transfers and launches use driver calls (libcuda, on every machine with a GPU); matrix products use PyTorch.
 """
 
 from __future__ import annotations
@@ -10,12 +9,11 @@ import contextlib
 import ctypes
 import itertools
 import logging
-import re
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
+from trt_engine.device.cuda.libcuda import CONTEXT_LOST, LIBRARIES, Driver
 from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError
 from trt_engine.format import library_reason
 from trt_engine.profiling.peaks.probe import PeakProbe, TimedWork, time_calls
@@ -30,20 +28,10 @@ _LAUNCHES = 500
 _TYPES = ("fp32", "tf32", "fp16", "bf16", "int8", "fp8")
 
 
-class MatmulLibrary(Protocol):
-    """A library with GPU matrix products."""
-
-    name: str
-
-    def describe(self, dtype: str, size: int) -> str: ...
-    def matmul(self, dtype: str, size: int) -> TimedWork:
-        """A product of two square matrices of random numbers; `SetupError` for an unsupported type."""
-        ...
-
-
-def measure_gpu(probe: PeakProbe, number: int, library: MatmulLibrary, driver: str = "libcuda.so.1") -> None:
-    """Measure every peak of `cuda:<number>`; `driver` is the library of the CUDA driver."""
-    with contextlib.closing(CudaDriverProbe(number, driver)) as gpu:
+def measure_gpu(probe: PeakProbe, number: int, library: TorchMatmul | str, drivers: Sequence[str] = LIBRARIES) -> None:
+    """Measure every peak of `cuda:<number>`. `library` has its matrix products, or is the reason why nothing has them;
+    `drivers` are names of the CUDA driver's library."""
+    with contextlib.closing(CudaDriverProbe(number, drivers)) as gpu:
         probe.measure_cost(
             "launch", _LAUNCHES, lambda count: gpu.launches(count, graph=False),
             f"cuLaunchKernelEx of an empty kernel, {_LAUNCHES} in a row to the end of the last",
@@ -71,43 +59,15 @@ def measure_gpu(probe: PeakProbe, number: int, library: MatmulLibrary, driver: s
                     ),
                 )  # fmt: skip
         for dtype in _TYPES:
+            if isinstance(library, str):
+                probe.skip(f"{dtype}_matrix", library)
+                continue
             probe.measure_rate(
                 f"{dtype}_matrix", "TOP/s" if dtype == "int8" else "TFLOP/s", _MATRIX,
                 lambda size, dtype=dtype: library.matmul(dtype, size),  # type: ignore[misc]
                 lambda size: 2.0 * size**3,
                 lambda size, dtype=dtype: library.describe(dtype, size),  # type: ignore[misc]
             )  # fmt: skip
-
-
-def find_library(name: str, number: int) -> MatmulLibrary:
-    """`torch`, `cupy` or `onnxruntime` on that GPU; `SetupError` with the reason otherwise."""
-    if name == "torch":
-        return TorchMatmul(number)
-    if name == "cupy":
-        return CupyMatmul(number)
-    from trt_engine.profiling.peaks.cpu import OnnxRuntimeMatmul
-
-    made = OnnxRuntimeMatmul(f"cuda:{number}")
-    made.matmul("fp32", 16).close()  # fails if its provider does not start
-    return made
-
-
-# ------------------------------------------------------------------------------------------------ libraries
-
-
-class UnavailableLibrary:
-    """A placeholder without matrix products, with the reason."""
-
-    name = "nothing"
-
-    def __init__(self, why: str) -> None:
-        self.reason = why
-
-    def describe(self, dtype: str, size: int) -> str:
-        return self.reason
-
-    def matmul(self, dtype: str, size: int) -> TimedWork:
-        raise SetupError(self.reason)
 
 
 class TorchMatmul:
@@ -137,8 +97,13 @@ class TorchMatmul:
             torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
             try:
                 with self._translate_errors(), torch.cuda.device(self.device):
-                    make = partial(torch.cuda.Event, enable_timing=True)
-                    return _event_times(multiply, runs, make, torch.cuda.Event.elapsed_time)
+                    marks = [torch.cuda.Event(enable_timing=True) for _ in range(runs + 1)]
+                    marks[0].record()
+                    for mark in marks[1:]:
+                        multiply()
+                        mark.record()
+                    marks[-1].synchronize()
+                    return [first.elapsed_time(then) / 1e3 for first, then in itertools.pairwise(marks)]
             finally:
                 torch.set_float32_matmul_precision(before)
 
@@ -174,80 +139,12 @@ class TorchMatmul:
         try:
             yield
         except self.torch.cuda.OutOfMemoryError as error:
-            raise MemoryExhausted(_first_line(error)) from error
+            raise MemoryExhausted(library_reason(error)) from error
         except (RuntimeError, NotImplementedError, AttributeError, TypeError, ValueError) as error:
-            if _CONTEXT_LOST.search(str(error)):
-                raise DeviceLost(f"the GPU is lost: {_first_line(error)}", hint="start the process again") from error
+            if CONTEXT_LOST.search(str(error)):
+                raise DeviceLost(f"the GPU is lost: {library_reason(error)}", hint="start the process again") from error
             # `_int_mm` and `_scaled_mm` are private: other releases may lack or change them
-            raise SetupError(_first_line(error)) from error
-
-
-class CupyMatmul:
-    """CuPy's matrix products: cuBLAS."""
-
-    def __init__(self, number: int) -> None:
-        try:
-            import cupy
-        except (ImportError, OSError) as error:
-            raise SetupError(f"`import cupy` fails: {_first_line(error)}") from error
-        try:
-            cupy.cuda.runtime.getDeviceCount()
-        except cupy.cuda.runtime.CUDARuntimeError as error:
-            raise SetupError(f"cupy {cupy.__version__} sees no GPU: {_first_line(error)}") from error
-        self.cupy, self.number = cupy, number
-        self.name = f"cupy {cupy.__version__}"
-
-    def describe(self, dtype: str, size: int) -> str:
-        return f"{self.name} matmul {size}x{size}x{size} {dtype}"
-
-    def matmul(self, dtype: str, size: int) -> TimedWork:
-        cupy = self.cupy
-        kind = {"fp32": "float32", "fp16": "float16"}.get(dtype)
-        if kind is None:
-            raise SetupError(f"CuPy multiplies no {dtype} matrices on tensor cores; PyTorch does (`pip install torch`)")
-        with self._translate_errors():
-            left, right = (cupy.random.standard_normal((size, size), dtype="float32").astype(kind) for _ in range(2))
-            out = cupy.empty_like(left)
-
-        def seconds(runs: int) -> Sequence[float]:
-            with self._translate_errors():
-                multiply = partial(cupy.matmul, left, right, out=out)
-                return _event_times(multiply, runs, cupy.cuda.Event, cupy.cuda.get_elapsed_time)
-
-        def close() -> None:
-            nonlocal left, right, out
-            del left, right, out
-            cupy.get_default_memory_pool().free_all_blocks()
-
-        return TimedWork(seconds, close)
-
-    @contextlib.contextmanager
-    def _translate_errors(self) -> Iterator[None]:
-        cupy = self.cupy
-        try:
-            with cupy.cuda.Device(self.number):
-                yield
-        except cupy.cuda.memory.OutOfMemoryError as error:
-            raise MemoryExhausted(_first_line(error)) from error
-        except (RuntimeError, ImportError, ValueError) as error:
-            raise SetupError(_first_line(error)) from error
-
-
-def _event_times(
-    run: Callable[[], object], runs: int, make_event: Callable[[], Any], elapsed_ms: Callable[[Any, Any], float]
-) -> list[float]:
-    """Device seconds of each run, by the library's events."""
-    marks = [make_event() for _ in range(runs + 1)]
-    marks[0].record()
-    for mark in marks[1:]:
-        run()
-        mark.record()
-    marks[-1].synchronize()
-    return [elapsed_ms(first, then) / 1e3 for first, then in itertools.pairwise(marks)]
-
-
-def _first_line(error: BaseException) -> str:
-    return library_reason(error)
+            raise SetupError(library_reason(error)) from error
 
 
 # ------------------------------------------------------------------------------------------------ the driver
@@ -316,14 +213,8 @@ end:
     ret;
 }
 \0"""
-_CONTEXT_LOST = re.compile(
-    "ILLEGAL|MISALIGNED|LAUNCH_FAILED|LAUNCH_TIMEOUT|HARDWARE|ECC|INVALID_PC|illegal|misaligned|unspecified launch"
-)
-"""Sticky CUDA errors: every later call of the process fails too."""
 _BLOCKS, _THREADS = 4096, 256
-_STEP_BYTES = _BLOCKS * _THREADS * 4 * 16
-"""Bytes read per round of the loop: the sizes of `_MEMORY` are multiples of it."""
-_OUT_OF_MEMORY = 2
+"""The loop reads 64 bytes per thread and round: the sizes of `_MEMORY` are multiples of that."""
 
 
 class _LaunchConfig(ctypes.Structure):
@@ -340,18 +231,10 @@ class _LaunchConfig(ctypes.Structure):
 class CudaDriverProbe:
     """The CUDA driver on one GPU, in its primary context: times memory, transfers and launches."""
 
-    def __init__(self, number: int, library: str = "libcuda.so.1") -> None:
-        try:
-            self._cuda = ctypes.CDLL(library)
-        except OSError as error:
-            raise SetupError(
-                f"no NVIDIA driver was found: {error}", hint="`trt-engine doctor` lists what is missing"
-            ) from error
-        self._call("cuInit", c_uint(0))
-        self._device = c_int()
-        self._call("cuDeviceGet", byref(self._device), c_int(number))
-        self._context = c_void_p()
-        self._call("cuDevicePrimaryCtxRetain", byref(self._context), self._device)
+    def __init__(self, number: int, libraries: Sequence[str] = LIBRARIES) -> None:
+        self._driver = Driver(libraries)
+        self._cuda, self._call = self._driver.library, self._driver.call
+        self._device, self._context = self._driver.device(number), self._driver.primary_context(number)
         self._stream, self._module = c_void_p(), c_void_p()
         with self._make_current():
             self._call("cuStreamCreate", byref(self._stream), c_uint(1))  # does not wait for the default stream
@@ -532,28 +415,5 @@ class CudaDriverProbe:
             for one in memory:
                 self._call("cuMemFree_v2", one)
 
-    @contextlib.contextmanager
-    def _make_current(self) -> Iterator[None]:
-        """Make the context current in this thread; restore the previous one on exit."""
-        self._call("cuCtxPushCurrent_v2", self._context)
-        try:
-            yield
-        finally:
-            self._cuda.cuCtxPopCurrent_v2(byref(c_void_p()))
-
-    def _call(self, name: str, *arguments: Any) -> None:
-        function = getattr(self._cuda, name, None)
-        if function is None:
-            raise SetupError(f"the NVIDIA driver has no `{name}`")
-        if status := function(*arguments):
-            text = c_char_p()
-            self._cuda.cuGetErrorName(c_int(status), byref(text))
-            said = (text.value or b"").decode() or f"error {status}"
-            if status == _OUT_OF_MEMORY:
-                raise MemoryExhausted(f"`{name}` failed for lack of memory ({said})")
-            if _CONTEXT_LOST.search(said):
-                raise DeviceLost(
-                    f"the GPU is lost: `{name}` returned {said}",
-                    hint="start the process again; `nvidia-smi` shows the GPU",
-                )
-            raise SetupError(f"`{name}` returned {said}")
+    def _make_current(self) -> contextlib.AbstractContextManager[None]:
+        return self._driver.current(self._context)

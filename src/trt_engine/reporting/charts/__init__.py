@@ -42,7 +42,6 @@ class LineChart(_Titled):
     y_label: str
     lines: tuple[Line, ...]
     log_x: bool = False
-    from_zero: bool = True
 
     @property
     def description(self) -> str:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 
 WIDTH = 480
 LEFT, RIGHT, TOP, BOTTOM = 64, 18, 40, 46
+Scale = Callable[[float], float]
+"""A function that maps a value to a position."""
 SERIES_STYLES = 8
 """Number of distinct colours, markers and dashes."""
 
@@ -29,18 +31,24 @@ def svg_text(x: float, y: float, label: str, style: str) -> str:
     return f'<text class="{style}" x="{x:.1f}" y="{y:.1f}">{escape(label)}</text>'
 
 
+def rule_element(style: str, x1: float, x2: float, y1: float, y2: float) -> str:
+    """A straight line."""
+    return f'<line class="{style}" x1="{x1:.1f}" x2="{x2:.1f}" y1="{y1:.1f}" y2="{y2:.1f}"/>'
+
+
+def rect_element(style: str, x: float, y: float, width: float, height: float) -> str:
+    return f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+
+
 def text_width(label: str, each: float = 9.0) -> float:
     """Approximate text width in chart units at the largest (phone) font."""
-    return each * sum(
-        0
-        if unicodedata.combining(c)
-        else 1.9
-        if unicodedata.east_asian_width(c) in "WF"
-        else 1.35
-        if c in _WIDE_CHARACTERS
-        else 1
-        for c in label
-    )
+    return each * sum(map(_relative_width, label))
+
+
+def _relative_width(c: str) -> float:
+    if unicodedata.combining(c):
+        return 0
+    return 1.9 if unicodedata.east_asian_width(c) in "WF" else 1.35 if c in _WIDE_CHARACTERS else 1
 
 
 _WIDE_CHARACTERS = frozenset("MW@%mw—…ѠШЩЖЮФ")
@@ -56,36 +64,28 @@ def ellipsize(label: str, width: float) -> str:
     return label[: (kept + 1) // 2] + "…" + label[len(label) - kept // 2 :]
 
 
-def axis_labels(x_label: str, y_label: str, height: float) -> str:
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    return svg_text(middle, height - 8, x_label, "label middle") + svg_text(0, 12, y_label, "label")
-
-
-def y_axis(ticks: Sequence[float], y_at: Callable[[float], float]) -> str:
-    parts = []
+def y_axis(ticks: Sequence[float], y_at: Scale, label: str) -> str:
+    parts = [svg_text(0, 12, label, "label")]
     for value in ticks:
         y = y_at(value)
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(rule_element("grid", LEFT, WIDTH - RIGHT, y, y))
         parts.append(svg_text(LEFT - 8, y + 4, format_tick(value), "tick end"))
     return "".join(parts)
 
 
-def x_axis(
-    ticks: Sequence[tuple[float, str]], x_at: Callable[[float], float], height: float, *, left: float = LEFT
-) -> str:
+def x_axis(ticks: Sequence[tuple[float, str]], x_at: Scale, height: float, label: str, *, left: float = LEFT) -> str:
     """The x axis, without overlapping tick labels."""
-    parts = []
     floor = height - BOTTOM
+    parts = [svg_text((LEFT + WIDTH - RIGHT) / 2, height - 8, label, "label middle")] if label else []
     taken = -math.inf
-    for value, label in ticks:
+    for value, name in ticks:
         x = x_at(value)
-        half = 4.6 * len(label)
-        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{floor:g}" y2="{floor + 4:g}"/>')
+        half = 4.6 * len(name)
+        parts.append(rule_element("axis", x, x, floor, floor + 4))
         if x - half > taken and x + half <= WIDTH + 4:
-            parts.append(svg_text(x, floor + 18, label, "tick middle"))
+            parts.append(svg_text(x, floor + 18, name, "tick middle"))
             taken = x + half + 5
-    parts.append(f'<line class="axis" x1="{left:g}" x2="{WIDTH - RIGHT}" y1="{floor:g}" y2="{floor:g}"/>')
-    return "".join(parts)
+    return "".join([*parts, rule_element("axis", left, WIDTH - RIGHT, floor, floor)])
 
 
 def marker(x: float, y: float, series: int, more: str = "") -> str:
@@ -107,12 +107,12 @@ def marker(x: float, y: float, series: int, more: str = "") -> str:
     return f'<path class="{style}" d="M{x:.1f} {y:.1f}{paths[kind]}"/>'
 
 
-def line_class(series: int) -> str:
+def series_class(series: int) -> str:
     """CSS classes of a series' line: the first is solid, others have distinct dashes."""
     return f"s{series % SERIES_STYLES} d{series % SERIES_STYLES}" if series % SERIES_STYLES else "s0"
 
 
-def make_scale(low: float, high: float, start: float, end: float, log: bool) -> Callable[[float], float]:
+def make_scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:
     """A function that maps a value to a position between `start` and `end`."""
     if log:
         low, high = math.log(low), math.log(high)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import bisect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from trt_engine.format import format_or_dash
+from trt_engine.format import format_difference, format_or_dash
 from trt_engine.reporting.charts import (
     Bars,
     Boxes,
@@ -28,15 +28,17 @@ from trt_engine.reporting.charts.axes import (
     RIGHT,
     TOP,
     WIDTH,
-    axis_labels,
+    Scale,
     ellipsize,
     format_tick,
-    line_class,
     log_ticks,
     make_scale,
     marker,
     nice_ticks,
     pad_range,
+    rect_element,
+    rule_element,
+    series_class,
     svg_element,
     svg_text,
     text_width,
@@ -44,41 +46,53 @@ from trt_engine.reporting.charts.axes import (
     y_axis,
 )
 
+_AXIS_LEFT = 20
+"""Left end of the axis where labels are above the rows."""
+_OTHER_PART = 9
+"""Index of the part outside the categories; its colour is pale."""
+
 
 def draw(chart: Chart) -> str:
     """The chart as one `<svg>` element."""
     match chart:
-        case LineChart():
-            return line_chart(chart)
-        case Scatter():
-            return scatter(chart)
+        case LineChart() | Scatter():
+            height, parts = _points(chart)
         case Histogram():
-            return histogram(chart)
+            height, parts = _histogram(chart)
         case Bars():
-            return bars(chart)
+            height, parts = _bars(chart)
         case Boxes():
-            return boxes(chart)
+            height, parts = _boxes(chart)
         case StackedBars():
-            return stacked_bars(chart)
+            height, parts = _stacked_bars(chart)
         case IntervalChart():
-            return interval_chart(chart)
+            height, parts = _intervals(chart)
+    return svg_element(chart.key, chart.title, chart.description, height, parts)
 
 
 def legend(chart: Chart) -> list[tuple[str, str]]:
     """Legend entries of a chart: SVG symbol and text; empty if not needed."""
     match chart:
         case LineChart():
-            found = line_legend(chart.lines)
+            found = _line_legend(chart.lines)
         case Scatter():
-            found = line_legend(chart.groups, front=len(chart.front) > 1)
+            found = _line_legend(chart.groups, front=len(chart.front) > 1)
         case Boxes():
-            found = box_legend()
+            found = [
+                (rule_element("median", 12, 12, 0, 12), "median"),
+                (rect_element("box", 2, 1, 20, 10), "middle half"),
+                ('<path class="whisker" d="M1 6h22M1 2v8M23 2v8"/>', "p1 to p99"),
+            ]
         case Histogram():
-            found = histogram_legend(chart)
+            found = _histogram_legend(chart)
         case StackedBars():
-            found = stacked_legend(chart)
+            segments = (rect_element(f"c{which}", 4, -2, 16, 16) + _digit(12, 10.5, which) for _, which in chart.parts)
+            found = [(drawing, name) for drawing, (name, _) in zip(segments, chart.parts, strict=True)]
         case IntervalChart():
-            found = interval_legend(chart)
+            found = [(marker(12, 6, 0), "a difference"), (marker(12, 6, 0, " hollow"), "no difference found")]
+            found.append((rule_element("zero", 12, 12, 0, 12), "no change"))
+            names = dict.fromkeys(limit.name for limit in chart.limits)
+            found += [(rule_element("limit", 12, 12, 0, 12), f"gate {name}") for name in names]
         case _:
             found = []
     return [
@@ -89,41 +103,67 @@ def legend(chart: Chart) -> list[tuple[str, str]]:
 # ------------------------------------------------------------------------------------------------ two axes
 
 
-def line_chart(chart: LineChart) -> str:
-    height = 300
-    points = [point for line in chart.lines for point in line.points]
+_Box = tuple[float, float, float, float]
+"""Left, top, right and bottom of a label or a marker."""
+
+
+def _points(chart: LineChart | Scatter) -> tuple[float, list[str]]:
+    """Lines by x from zero up; of a scatter the points, and the front that connects the best ones."""
+    lines = chart.lines if isinstance(chart, LineChart) else chart.groups
+    points = [point for line in lines for point in line.points]
     xs, ys = sorted({point.x for point in points}), [point.y for point in points]
-    low_y, high_y, y_ticks = nice_ticks(0.0 if chart.from_zero else min(ys), max(ys))
-    log = chart.log_x and xs[0] > 0 and xs[-1] / xs[0] < 1e30
-    low_x, high_x = pad_range(xs[0], xs[-1], log)
-    x_at = make_scale(low_x, high_x, LEFT, WIDTH - RIGHT, log)
+    if isinstance(chart, LineChart):
+        height, log = 300, chart.log_x and xs[0] > 0 and xs[-1] / xs[0] < 1e30
+        low_y, high_y, y_ticks = nice_ticks(0.0, max(ys))
+        low_x, high_x = pad_range(xs[0], xs[-1], log)
+        x_at = make_scale(low_x, high_x, LEFT, WIDTH - RIGHT, log)
+        x_ticks = [(x, f"{x:g}") for x in xs]
+    else:
+        height, spread = 320, 0.12 * ((max(ys) - min(ys)) or abs(max(ys)) * 0.02 or 1.0)
+        low_y, high_y, y_ticks = nice_ticks(min(ys) - spread, max(ys) + spread)
+        low_x, high_x, ticks = nice_ticks(0.0, xs[-1])
+        x_at = make_scale(low_x, high_x, LEFT, WIDTH - RIGHT - 6, False)
+        x_ticks = [(x, format_tick(x)) for x in ticks]
     y_at = make_scale(low_y, high_y, height - BOTTOM, TOP, False)
-    parts = [y_axis(y_ticks, y_at), x_axis([(x, f"{x:g}") for x in xs], x_at, height)]
-    taken: list[_LabelBox] = []
-    for index, line in enumerate(chart.lines):
-        ordered = sorted(line.points, key=lambda point: point.x)
-        if line.style != "points" and len(ordered) > 1:
-            path = " ".join(f"{x_at(p.x):.1f},{y_at(p.y):.1f}" for p in ordered)
-            parts.append(f'<polyline class="line {_line_class(line, index)}" points="{path}"/>')
+    parts = [y_axis(y_ticks, y_at, chart.y_label), x_axis(x_ticks, x_at, height, chart.x_label)]
+    if isinstance(chart, Scatter) and len(chart.front) > 1:
+        parts.append(_polyline("front", chart.front, x_at, y_at))
+    taken = [] if isinstance(chart, LineChart) else [_around(x_at(p.x), y_at(p.y)) for p in points]
+    for index, line in enumerate(lines):
+        if line.style != "points" and len(line.points) > 1:
+            parts.append(_polyline(_line_class(line, index), line.points, x_at, y_at))
         if line.style != "dashed":
-            parts.extend(_point_marker(x_at(p.x), y_at(p.y), p, index) for p in ordered)
-            parts.append(_point_labels(ordered, x_at, y_at, taken))
-    parts.append(axis_labels(chart.x_label, chart.y_label, height))
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+            parts += [_point_marker(x_at(p.x), y_at(p.y), p, index) for p in line.points]
+            if isinstance(chart, LineChart):
+                parts.append(_point_labels(sorted(line.points, key=lambda point: point.x), x_at, y_at, taken))
+    if isinstance(chart, Scatter):
+        parts += [_place_label(x_at(point.x), y_at(point.y), point.label, taken, height) for point in points]
+    return height, parts
 
 
-def line_legend(lines: Sequence[Line], *, front: bool = False) -> list[tuple[str, str]]:
+def _polyline(style: str, points: Iterable[Point], x_at: Scale, y_at: Scale) -> str:
+    path = " ".join(f"{x_at(p.x):.1f},{y_at(p.y):.1f}" for p in sorted(points, key=lambda point: point.x))
+    return f'<polyline class="line {style}" points="{path}"/>'
+
+
+def _line_class(line: Line, index: int) -> str:
+    return f"s{index} dashed" if line.style == "dashed" else series_class(index)
+
+
+def _point_marker(x: float, y: float, point: Point, series: int) -> str:
+    if point.mark == "cliff":
+        return f'<path class="cliff" d="M{x:.1f} {y - 6.5:.1f}l6.5 6.5l-6.5 6.5l-6.5 -6.5z"/>'
+    return marker(x, y, series, " hollow" if point.mark == "unstable" else "")
+
+
+def _line_legend(lines: Sequence[Line], *, front: bool = False) -> list[tuple[str, str]]:
     """Legend entries of lines and marks; empty if not needed."""
     found = []
-    if len(lines) > 1:
-        for index, line in enumerate(lines):
-            stroke = f'<line class="line {_line_class(line, index)}" x1="1" x2="23" y1="6" y2="6"/>'
-            dot = marker(12, 6, index)
-            found.append(
-                ((stroke if line.style != "points" else "") + (dot if line.style != "dashed" else ""), line.name)
-            )
+    for index, line in enumerate(lines if len(lines) > 1 else ()):
+        stroke = rule_element(f"line {_line_class(line, index)}", 1, 23, 6, 6) if line.style != "points" else ""
+        found.append((stroke + (marker(12, 6, index) if line.style != "dashed" else ""), line.name))
     if front:
-        found.append(('<line class="line front" x1="1" x2="23" y1="6" y2="6"/>', "best trade-offs"))
+        found.append((rule_element("line front", 1, 23, 6, 6), "best trade-offs"))
     marks = {point.mark for line in lines for point in line.points}
     if "unstable" in marks:
         found.append((marker(12, 6, 0, " hollow"), "not stable"))
@@ -132,25 +172,16 @@ def line_legend(lines: Sequence[Line], *, front: bool = False) -> list[tuple[str
     return found
 
 
-def _line_class(line: Line, index: int) -> str:
-    return f"s{index} dashed" if line.style == "dashed" else line_class(index)
+def _around(x: float, y: float) -> _Box:
+    """The room of a marker."""
+    return (x - 6, y - 6, x + 6, y + 6)
 
 
-def _point_marker(x: float, y: float, point: Point, series: int) -> str:
-    if point.mark == "cliff":
-        size = 6.5
-        shape = f"M{x:.1f} {y - size:.1f}l{size} {size}l-{size} {size}l-{size} -{size}z"
-        return f'<path class="cliff" d="{shape}"/>'
-    return marker(x, y, series, " hollow" if point.mark == "unstable" else "")
+def _is_free(box: _Box, taken: Iterable[_Box]) -> bool:
+    return not any(box[0] < c and a < box[2] and box[1] < d and b < box[3] for a, b, c, d in taken)
 
 
-_LabelBox = tuple[float, float, float, float]
-"""Left, top, right and bottom of a label."""
-
-
-def _point_labels(
-    points: Sequence[Point], x_at: Callable[[float], float], y_at: Callable[[float], float], taken: list[_LabelBox]
-) -> str:
+def _point_labels(points: Sequence[Point], x_at: Scale, y_at: Scale, taken: list[_Box]) -> str:
     """Labels above their points, or below in a dip; the last and the first have priority."""
     parts = []
     for index in (len(points) - 1, *range(len(points) - 1)):
@@ -163,105 +194,76 @@ def _point_labels(
         dip = bool(around) and point.y < min(around) and y_at(point.y) < y_at(0) - 30
         base = y_at(point.y) + (22 if point.mark == "cliff" or dip else -10)
         box = (middle - half - 4, base - 13, middle + half + 4, base + 3)
-        if any(box[0] < c and a < box[2] and box[1] < d and b < box[3] for a, b, c, d in taken):
-            continue
-        taken.append(box)
-        parts.append(svg_text(middle, base, point.label, "value middle"))
+        if _is_free(box, taken):
+            taken.append(box)
+            parts.append(svg_text(middle, base, point.label, "value middle"))
     return "".join(parts)
 
 
-def scatter(chart: Scatter) -> str:
-    height = 320
-    points = [point for group in chart.groups for point in group.points]
-    low_x, high_x, x_ticks = nice_ticks(0.0, max(point.x for point in points))
-    ys = [point.y for point in points]
-    spread = (max(ys) - min(ys)) or abs(max(ys)) * 0.02 or 1.0
-    low_y, high_y, y_ticks = nice_ticks(min(ys) - 0.12 * spread, max(ys) + 0.12 * spread)
-    x_at = make_scale(low_x, high_x, LEFT, WIDTH - RIGHT - 6, False)
-    y_at = make_scale(low_y, high_y, height - BOTTOM, TOP, False)
-    parts = [y_axis(y_ticks, y_at), x_axis([(x, format_tick(x)) for x in x_ticks], x_at, height)]
-    if len(chart.front) > 1:
-        path = " ".join(f"{x_at(p.x):.1f},{y_at(p.y):.1f}" for p in sorted(chart.front, key=lambda p: p.x))
-        parts.append(f'<polyline class="line front" points="{path}"/>')
-    taken = [(x_at(p.x) - 6, y_at(p.y) - 6, x_at(p.x) + 6, y_at(p.y) + 6) for p in points]
-    for index, group in enumerate(chart.groups):
-        parts.extend(_point_marker(x_at(p.x), y_at(p.y), p, index) for p in group.points)
-    for point in points:
-        parts.append(_place_label(x_at(point.x), y_at(point.y), point.label, taken, height))
-    parts.append(axis_labels(chart.x_label, chart.y_label, height))
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
-
-
-def _place_label(x: float, y: float, label: str, taken: list[tuple[float, float, float, float]], height: float) -> str:
+def _place_label(x: float, y: float, label: str, taken: list[_Box], height: float) -> str:
     """Place the label at a free position around its point; omit it if there is none."""
     half = text_width(label) / 2
-    for right, down in (
-        (0, -10),
-        (0, 20),
-        (half + 9, 5),
-        (-half - 9, 5),
-        (half + 9, -9),
-        (-half - 9, -9),
-        (0, -24),
-        (0, 34),
-    ):
+    side = half + 9
+    for right, down in ((0, -10), (0, 20), (side, 5), (-side, 5), (side, -9), (-side, -9), (0, -24), (0, 34)):
         left, base = x + right - half, y + down
         box = (left, base - 11, left + 2 * half, base + 2)
         inside = box[0] >= LEFT and box[2] <= WIDTH and box[1] >= 16 and box[3] <= height - BOTTOM
-        if inside and not any(box[0] < c and a < box[2] and box[1] < d and b < box[3] for a, b, c, d in taken):
+        if inside and _is_free(box, taken):
             taken.append(box)
             return svg_text(x + right, base, label, "value middle")
     return ""
 
 
-def histogram(chart: Histogram) -> str:
+def _histogram(chart: Histogram) -> tuple[float, list[str]]:
     height = 240
-    ascending = sorted(chart.samples)
-    low, high = ascending[0], _axis_end(ascending)
-    late = len(ascending) - bisect.bisect_right(ascending, high)
+    kept, late = _split_late(chart.samples)
+    low, high = kept[0], kept[-1] if not late else _axis_end([*kept, *late])
     if high <= low * 1.000001 or high <= 0:  # a single value: one bar with padding
         low, high = low * 0.99 or -0.01, high * 1.01 or 0.01
     log = low > 0 and 4 < high / low < 1e30
-    kept = len(ascending) - late
-    bins = max(8, min(44, math.ceil(math.sqrt(kept) * 1.2)))
+    bins = max(8, min(44, math.ceil(math.sqrt(len(kept)) * 1.2)))
     right = WIDTH - RIGHT - (26 if late else 0)
     x_at = make_scale(low, high, LEFT, right, log)
     step = (right - LEFT) / bins
     counts = [0] * bins
-    for value in ascending[:kept]:
+    for value in kept:
         counts[min(bins - 1, max(0, int((x_at(value) - LEFT) / step)))] += 1
-    _, top, y_ticks = nice_ticks(0, max(*counts, late), whole=True)
+    _, top, y_ticks = nice_ticks(0, max(*counts, len(late)), whole=True)
     y_at = make_scale(0, top, height - BOTTOM, TOP - 14, False)
     ticks = log_ticks(low, high) if log else [x for x in nice_ticks(low, high)[2] if low <= x <= high]
-    parts = [y_axis(y_ticks, y_at), x_axis([(x, format_tick(x)) for x in ticks], x_at, height)]
+    x_label = chart.x_label + (", log scale" if log else "")
+    parts = [y_axis(y_ticks, y_at, "queries"), x_axis([(x, format_tick(x)) for x in ticks], x_at, height, x_label)]
 
     def bar(style: str, x: float, width: float, many: int) -> str:
         tall = max(1.5, y_at(0) - y_at(many))  # a single late query is seen too
-        return f'<rect class="{style}" x="{x:.1f}" y="{y_at(0) - tall:.1f}" width="{width:.1f}" height="{tall:.1f}"/>'
+        return rect_element(style, x, y_at(0) - tall, width, tall)
 
     parts += [bar("bar", LEFT + i * step + 0.5, max(1.0, step - 1), many) for i, many in enumerate(counts) if many]
     if late:
-        parts.append(bar("bar late", WIDTH - RIGHT - 14, 14, late))
+        parts.append(bar("bar late", WIDTH - RIGHT - 14, 14, len(late)))
     for index, (_, value) in enumerate(chart.marks):
         x = x_at(value) if value <= high else WIDTH - RIGHT - 7.0  # among the late ones
-        style = f"mark m{index % 2}"
-        parts.append(f'<line class="{style}" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 20}" y2="{height - BOTTOM}"/>')
-    parts.append(axis_labels(chart.x_label + (", log scale" if log else ""), "queries", height))
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+        parts.append(rule_element(f"mark m{index % 2}", x, x, TOP - 20, height - BOTTOM))
+    return height, parts
 
 
-def histogram_legend(chart: Histogram) -> list[tuple[str, str]]:
+def _histogram_legend(chart: Histogram) -> list[tuple[str, str]]:
     """Legend entries of the marks with their values, and of the bar beyond the axis."""
     found = [
-        (f'<line class="mark m{index % 2}" x1="12" x2="12" y1="0" y2="12"/>', f"{name} {format_or_dash(value)}")
+        (rule_element(f"mark m{index % 2}", 12, 12, 0, 12), f"{name} {format_or_dash(value)}")
         for index, (name, value) in enumerate(chart.marks)
     ]
-    ascending = sorted(chart.samples)
-    late = len(ascending) - bisect.bisect_right(ascending, _axis_end(ascending))
-    if late:
-        said = f"{late:,} more, up to {format_or_dash(ascending[-1])}"
-        found.append(('<rect class="bar late" x="5" y="0" width="14" height="12"/>', said))
+    if late := _split_late(chart.samples)[1]:
+        said = f"{len(late):,} more, up to {format_or_dash(late[-1])}"
+        found.append((rect_element("bar late", 5, 0, 14, 12), said))
     return found
+
+
+def _split_late(samples: Iterable[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """The ascending samples on the axis, and those beyond it."""
+    ascending = sorted(samples)
+    at = bisect.bisect_right(ascending, _axis_end(ascending))
+    return ascending[:at], ascending[at:]
 
 
 def _axis_end(ascending: Sequence[float]) -> float:
@@ -275,29 +277,17 @@ def _axis_end(ascending: Sequence[float]) -> float:
 # ------------------------------------------------------------------------------------------------ rows
 
 
-_OTHER_PART = 9
-"""Index of the part outside the categories."""
-_AXIS_LEFT = 20
-"""Left end of the axis where labels are above the rows."""
-
-
-def bars(chart: Bars) -> str:
-    row = 34
-    height = row * len(chart.bars) + 8
+def _bars(chart: Bars) -> tuple[float, list[str]]:
     longest = max((value for _, value in chart.bars), default=0) or 1
     parts = []
-    for index, ((name, value), label) in enumerate(zip(chart.bars, chart.labels, strict=True)):
-        y = index * row + 16
-        parts.append(_row_label(name, label, y))
-        parts.append(f'<rect class="track" x="2" y="{y + 5}" width="{WIDTH - 4}" height="7" rx="1.5"/>')
+    for y, (name, value), label in zip(_rows(chart.bars, 34), chart.bars, chart.labels, strict=True):
         width = max(1.5, (WIDTH - 4) * value / longest)
-        parts.append(f'<rect class="bar" x="2" y="{y + 5}" width="{width:.1f}" height="7" rx="1.5"/>')
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+        parts += [_row_label(name, label, y), rect_element("track", 2, y + 5, WIDTH - 4, 7)]
+        parts.append(rect_element("bar", 2, y + 5, width, 7))
+    return 34 * len(chart.bars) + 8, parts
 
 
-def boxes(chart: Boxes) -> str:
-    row = 44
-    height = row * len(chart.boxes) + BOTTOM + 4
+def _boxes(chart: Boxes) -> tuple[float, list[str]]:
     low, high = min(box.low for box in chart.boxes), max(box.high for box in chart.boxes)
     log = low > 0 and 8 < high / low < 1e30
     if log:
@@ -306,114 +296,61 @@ def boxes(chart: Boxes) -> str:
     else:
         low, high, ticks = nice_ticks(0.0 if low >= 0 and low < high * 0.5 else low, high)
     x_at = make_scale(low, high, _AXIS_LEFT, WIDTH - RIGHT, log)
-    parts = [_grid_lines(ticks, x_at, height, row, len(chart.boxes))]
-    for index, box in enumerate(chart.boxes):
-        y = index * row + 16
+    height, parts = _row_axis(ticks, x_at, len(chart.boxes), chart.unit + (", log scale" if log else ""))
+    for y, box in zip(_rows(chart.boxes, 44), chart.boxes, strict=True):
         parts.append(_row_label(box.label, f"{format_or_dash(box.median)} {chart.unit}", y))
         a, b, c, d, e = (x_at(value) for value in (box.low, box.q1, box.median, box.q3, box.high))
-        parts.append(f'<line class="whisker" x1="{a:.1f}" x2="{e:.1f}" y1="{y + 15}" y2="{y + 15}"/>')
-        for end in (a, e):
-            parts.append(f'<line class="whisker" x1="{end:.1f}" x2="{end:.1f}" y1="{y + 11}" y2="{y + 19}"/>')
-        parts.append(f'<rect class="box" x="{b:.1f}" y="{y + 8}" width="{max(1.5, d - b):.1f}" height="14" rx="1.5"/>')
-        parts.append(f'<line class="median" x1="{c:.1f}" x2="{c:.1f}" y1="{y + 6}" y2="{y + 24}"/>')
-    parts.append(svg_text(WIDTH / 2, height - 8, chart.unit + (", log scale" if log else ""), "label middle"))
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+        parts += _whiskers("whisker", a, e, y, 4)
+        parts.append(rect_element("box", b, y + 8, max(1.5, d - b), 14))
+        parts.append(rule_element("median", c, c, y + 6, y + 24))
+    return height, parts
 
 
-def box_legend() -> list[tuple[str, str]]:
-    return [
-        ('<line class="median" x1="12" x2="12" y1="0" y2="12"/>', "median"),
-        ('<rect class="box" x="2" y="1" width="20" height="10" rx="1.5"/>', "middle half"),
-        ('<path class="whisker" d="M1 6h22M1 2v8M23 2v8"/>', "p1 to p99"),
-    ]
-
-
-def stacked_bars(chart: StackedBars) -> str:
-    row = 48
-    height = row * len(chart.stacks) + 8
+def _stacked_bars(chart: StackedBars) -> tuple[float, list[str]]:
     longest = max((sum(stack.values) for stack in chart.stacks), default=0) or 1
     parts = []
-    for index, stack in enumerate(chart.stacks):
-        y = index * row + 16
+    for y, stack in zip(_rows(chart.stacks, 48), chart.stacks, strict=True):
         parts.append(_row_label(stack.label, f"{format_or_dash(sum(stack.values))} {chart.unit}", y))
         x = 2.0
         for (_, which), value in zip(chart.parts, stack.values, strict=True):
             width = (WIDTH - 4) * value / longest
-            if width < 0.4:
-                x += width
-                continue
-            inner = max(0.4, width - (1.2 if width > 2.5 else 0))
-            parts.append(f'<rect class="c{which}" x="{x:.1f}" y="{y + 6}" width="{inner:.1f}" height="19"/>')
-            if width >= 6 + text_width(digits := str(which + 1), 9):
-                parts.append(svg_text(x + inner / 2, y + 20, digits, _digit_class(which)))
+            if width >= 0.4:
+                inner = max(0.4, width - (1.2 if width > 2.5 else 0))
+                parts.append(rect_element(f"c{which}", x, y + 6, inner, 19))
+                if width >= 6 + text_width(str(which + 1), 9):
+                    parts.append(_digit(x + inner / 2, y + 20, which))
             x += width
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+    return 48 * len(chart.stacks) + 8, parts
 
 
-def stacked_legend(chart: StackedBars) -> list[tuple[str, str]]:
-    return [
-        (
-            f'<rect class="c{which}" x="4" y="-2" width="16" height="16"/>'
-            + svg_text(12, 10.5, str(which + 1), _digit_class(which)),
-            name,
-        )
-        for name, which in chart.parts
-    ]
+def _digit(x: float, y: float, which: int) -> str:
+    """The number of a segment."""
+    return svg_text(x, y, str(which + 1), "on plain middle" if which >= _OTHER_PART else "on middle")
 
 
-def _digit_class(which: int) -> str:
-    """CSS classes of a number in a segment; the last segment colour is pale."""
-    return "on plain middle" if which >= _OTHER_PART else "on middle"
-
-
-def interval_chart(chart: IntervalChart) -> str:
-    row = 44
-    height = row * len(chart.spans) + BOTTOM + 4
-    ends = [
-        0.0,
-        *(end for span in chart.spans for end in (span.low, span.high)),
-        *(limit.value for limit in chart.limits),
-    ]
-    low, high, ticks = nice_ticks(min(ends), max(ends))
+def _intervals(chart: IntervalChart) -> tuple[float, list[str]]:
+    ends = [end for span in chart.spans for end in (span.low, span.high)] + [limit.value for limit in chart.limits]
+    low, high, ticks = nice_ticks(min(0.0, *ends), max(0.0, *ends))
     x_at = make_scale(low, high, _AXIS_LEFT, WIDTH - RIGHT, False)
-    parts = [_grid_lines(ticks, x_at, height, row, len(chart.spans))]
-    zero = x_at(0)
-    for index in range(len(chart.spans)):
-        y = index * row + 16
-        parts.append(f'<line class="zero" x1="{zero:.1f}" x2="{zero:.1f}" y1="{y + 5}" y2="{y + 25}"/>')
-    for limit in chart.limits:
-        x = x_at(limit.value)
-        for index in limit.spans:
-            y = index * row + 16
-            parts.append(f'<line class="limit" x1="{x:.1f}" x2="{x:.1f}" y1="{y + 5}" y2="{y + 25}"/>')
-    for index, span in enumerate(chart.spans):
-        y = index * row + 16
-        said = f"{format_signed(span.value)} {chart.unit} ({format_signed(span.low)} to {format_signed(span.high)})"
-        parts.append(_row_label(span.label, said, y))
-        a, b, c = (x_at(value) for value in (span.low, span.value, span.high))
-        parts.append(f'<line class="span" x1="{a:.1f}" x2="{c:.1f}" y1="{y + 15}" y2="{y + 15}"/>')
-        for end in (a, c):
-            parts.append(f'<line class="span" x1="{end:.1f}" x2="{end:.1f}" y1="{y + 10}" y2="{y + 20}"/>')
-        hollow = "" if span.excludes_zero else " hollow"
-        parts.append(f'<circle class="dot s0{hollow}" cx="{b:.1f}" cy="{y + 15}" r="4.5"/>')
-    parts.append(svg_text(WIDTH / 2, height - 8, chart.x_label, "label middle"))
-    return svg_element(chart.key, chart.title, chart.description, height, parts)
+    height, parts = _row_axis(ticks, x_at, len(chart.spans), chart.x_label)
+    for index, (y, span) in enumerate(zip(_rows(chart.spans, 44), chart.spans, strict=True)):
+        lines = [("zero", 0.0), *(("limit", limit.value) for limit in chart.limits if index in limit.spans)]
+        parts += [rule_element(style, x_at(value), x_at(value), y + 5, y + 25) for style, value in lines]
+        shown, start, end = (_format_signed(value) for value in (span.value, span.low, span.high))
+        parts.append(_row_label(span.label, f"{shown} {chart.unit} ({start} to {end})", y))
+        parts += _whiskers("span", x_at(span.low), x_at(span.high), y, 5)
+        parts.append(marker(x_at(span.value), y + 15, 0, "" if span.excludes_zero else " hollow"))
+    return height, parts
 
 
-def interval_legend(chart: IntervalChart) -> list[tuple[str, str]]:
-    found = [
-        ('<circle class="dot s0" cx="12" cy="6" r="4.5"/>', "a difference"),
-        ('<circle class="dot s0 hollow" cx="12" cy="6" r="4.5"/>', "no difference found"),
-    ]
-    found.append(('<line class="zero" x1="12" x2="12" y1="0" y2="12"/>', "no change"))
-    named = dict.fromkeys(limit.name for limit in chart.limits)
-    return found + [('<line class="limit" x1="12" x2="12" y1="0" y2="12"/>', f"gate {name}") for name in named]
+def _format_signed(value: float) -> str:
+    """A percentage with its sign."""
+    return format_difference(value, 1 if abs(value) >= 1 or not value else 2)
 
 
-def format_signed(value: float) -> str:
-    """Format a percentage with its sign."""
-    digits = 1 if abs(value) >= 1 or not value else 2
-    return f"{value:+,.{digits}f}".replace("-", "−")
+def _rows(items: Sequence[object], height: int) -> range:
+    """The base lines of the rows' labels."""
+    return range(16, height * len(items) + 16, height)
 
 
 def _row_label(name: str, value: str, y: float) -> str:
@@ -422,12 +359,21 @@ def _row_label(name: str, value: str, y: float) -> str:
     return svg_text(2, y, shown, "name") + svg_text(WIDTH - 2, y, value, "value end")
 
 
-def _grid_lines(ticks: Sequence[float], x_at: Callable[[float], float], height: float, row: float, rows: int) -> str:
-    """Grid lines beside each row's mark, not through the labels."""
-    tops = [index * row + 21 for index in range(rows)]
-    lines = (
-        f'<line class="grid" x1="{x_at(at):.1f}" x2="{x_at(at):.1f}" y1="{y:g}" y2="{y + 20:g}"/>'
-        for at in ticks
-        for y in tops
-    )
-    return "".join(lines) + x_axis([(at, format_tick(at)) for at in ticks], x_at, height, left=_AXIS_LEFT)
+def _whiskers(style: str, start: float, end: float, y: float, half: float) -> list[str]:
+    """A horizontal line with its two ends."""
+    ends = [rule_element(style, x, x, y + 15 - half, y + 15 + half) for x in (start, end)]
+    return [rule_element(style, start, end, y + 15, y + 15), *ends]
+
+
+def _row_axis(ticks: Sequence[float], x_at: Callable[[float], float], rows: int, label: str) -> tuple[float, list[str]]:
+    """Height, and the axis with grid lines beside each row's mark, not through the labels."""
+    height = 44 * rows + BOTTOM + 4
+    lines = [
+        rule_element("grid", x_at(at), x_at(at), 44 * row + 21, 44 * row + 41) for at in ticks for row in range(rows)
+    ]
+    named = [(at, format_tick(at)) for at in ticks]
+    return height, [
+        *lines,
+        x_axis(named, x_at, height, "", left=_AXIS_LEFT),
+        svg_text(WIDTH / 2, height - 8, label, "label middle"),
+    ]

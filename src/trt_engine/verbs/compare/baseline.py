@@ -7,16 +7,15 @@ import logging
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from trt_engine.atomic_io import decode_json, encode_json, os_error, read_bounded, write_atomic
-from trt_engine.benchmark.statistics import UNPAIRED_METHOD, split_blocks, unpaired_differences
+from trt_engine.benchmark.speed_difference import UNPAIRED_METHOD, split_blocks, unpaired_differences
 from trt_engine.errors import UsageError
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport, CompareSide, Comparison
-from trt_engine.tensors import format_shape
+from trt_engine.verbs.candidates import different_fields, format_field
 from trt_engine.verbs.compare.report import CompareRun, PairResult, find_doubt, require_record
 from trt_engine.verbs.compare.request import CompareRequest, unique_labels
 
@@ -175,7 +174,7 @@ def require_same_conditions(
     `ignored` are fields of the environment that may differ.
     """
     differing = [
-        f"{what} ({_format_field(a)} against {_format_field(b)})"
+        f"{what} ({format_field(a)} against {format_field(b)})"
         for what, a, b in (
             ("device", record.device, other.device),
             ("batch", record.batch, other.batch),
@@ -191,25 +190,3 @@ def require_same_conditions(
             f"`{name}` and `{other_name}` do not compare: {'; '.join(differing)}",
             hint="measure both here, interleaved: `trt-engine compare A B`",
         )
-
-
-def different_fields(one: Any, other: Any, prefix: str, ignored: Sequence[str] = ()) -> list[str]:
-    """The fields of two values that differ, with both."""
-    return [
-        f"{prefix}{item.name} ({_format_field(getattr(one, item.name))} against {_format_field(getattr(other, item.name))})"
-        for item in dataclasses.fields(one)
-        if item.name not in ignored and getattr(one, item.name) != getattr(other, item.name)
-    ]
-
-
-def _format_field(value: Any) -> str:
-    if isinstance(value, dict):
-        return (
-            ", ".join(
-                f"{name} {format_shape(item) if isinstance(item, tuple) else item}" for name, item in value.items()
-            )
-            or "nothing"
-        )
-    if isinstance(value, tuple):
-        return ", ".join(map(str, value)) or "nothing"
-    return "on" if value is True else "off" if value is False else f"`{value}`"

@@ -13,7 +13,7 @@ from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.interleaving import EngineOpener, Schedule, measure_interleaved
 from trt_engine.benchmark.measurement_warnings import machine_warnings, row_warnings
 from trt_engine.benchmark.query_trace import Progress
-from trt_engine.benchmark.statistics import (
+from trt_engine.benchmark.speed_difference import (
     METHOD,
     MIN_RESTARTS,
     UNPAIRED_METHOD,
@@ -32,8 +32,7 @@ from trt_engine.graph.load import read_proto
 from trt_engine.records.bench import BenchRecord, Protocol
 from trt_engine.records.compare import CompareSide, Comparison
 from trt_engine.tensors import dtype
-from trt_engine.verbs.compare.baseline import require_same_conditions, resampling_blocks, unpaired_warnings
-from trt_engine.verbs.compare.candidates import (
+from trt_engine.verbs.candidates import (
     Candidate,
     OutputComparison,
     compare_engine_outputs,
@@ -42,6 +41,7 @@ from trt_engine.verbs.compare.candidates import (
     make_candidates,
     probe,
 )
+from trt_engine.verbs.compare.baseline import require_same_conditions, resampling_blocks, unpaired_warnings
 from trt_engine.verbs.compare.report import CompareRun, PairResult, find_doubt, require_record
 from trt_engine.verbs.compare.request import CompareRequest, unique_labels
 

@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from trt_engine.benchmark.speed_difference import MIN_RESTARTS, Difference, holm_correction
 from trt_engine.benchmark.stability import advice, throttle_reasons
-from trt_engine.benchmark.statistics import MIN_RESTARTS, Difference, holm_correction
 from trt_engine.device.info import Clocks
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport, CompareSide, Comparison, GateResult

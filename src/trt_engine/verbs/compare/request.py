@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trt_engine.atomic_io import as_path, os_errors
-from trt_engine.benchmark.statistics import MIN_RESTARTS
+from trt_engine.benchmark.speed_difference import MIN_RESTARTS
 from trt_engine.config.bench import BenchConfig, CompareConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig

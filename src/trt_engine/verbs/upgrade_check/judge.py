@@ -1,4 +1,4 @@
-"""Pairs of engines of two versions: speed, layers, plan compatibility, and the gates."""
+"""Pairs of engines of two versions: speed, layers, plan compatibility, the gates, and the verdict."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, TrtEngineError, UsageError
 from trt_engine.format import format_percent
-from trt_engine.profiling.diff import diff_structures
 from trt_engine.profiling.engine_structure import Structure, profile_structure, read_structure
 from trt_engine.records.compare import Comparison, EngineDiff, GateResult
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.passport import Compatibility
-from trt_engine.records.upgrade import UpgradeItem
+from trt_engine.records.upgrade import UpgradeItem, Verdict
 from trt_engine.trt.versions import Version, can_load_plan
 from trt_engine.verbs.compare.baseline import compare_with_base, require_same_conditions, unpaired_warnings
 from trt_engine.verbs.compare.report import PairResult, evaluate_gates
 from trt_engine.verbs.compare.request import GateRule
+from trt_engine.verbs.diff.run import diff_structures
 from trt_engine.verbs.upgrade_check.sides import VersionItem
 
 SAME_MACHINE = ("platform", "cpu", "cpu_cores", "gpu", "compute_capability", "gpu_memory_mib")
@@ -174,7 +174,7 @@ def _plan_compatibility(old: VersionItem, new: VersionItem) -> Compatibility:
         return check_version(old.passport, version)
     built, here = Version.parse(old.library_version or ""), Version.parse(version)
     if not name.startswith("tensorrt") or built is None or here is None:
-        return Compatibility("unknown", f"there is no rule for plans of {name}")
+        return Compatibility("unknown", f"plans of {name} have no rule")
     portable = old.passport.requirements.version_compatible and name == "tensorrt"
     if can_load_plan(here, built, version_compatible=portable):
         return Compatibility("loads", f"built with {name} {built}, loads in {here}")
@@ -292,3 +292,12 @@ def failures(gates: Sequence[GateResult]) -> Iterator[GateResult]:
     """The failed gates, worst first."""
     order = list(EXIT_CODES.values())
     yield from sorted((gate for gate in gates if gate.failed), key=lambda gate: order.index(exit_code_of(gate)))
+
+
+def verdict_of(gates: Sequence[GateResult], failed: Sequence[GateResult], doubts: Sequence[str]) -> tuple[Verdict, str]:
+    """The verdict and its reason: `undecided` where a gate was not judged, or for `doubts` about the speed."""
+    if failed:
+        return "do not upgrade", "; ".join(f"{gate.rule}: {gate.text}" for gate in failed)
+    unknown = [f"{gate.rule}: {gate.text}" for gate in gates if not gate.evaluated]
+    unknown += [text for text in doubts if not text.endswith("NEW alone")]
+    return ("undecided", "; ".join(unknown)) if unknown else ("upgrade", "every gate passed")

@@ -1,0 +1,77 @@
+"""`trt-engine evaluate ENGINE|MODEL --dataset D`: accuracy of an engine, optionally next to a baseline."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from trt_engine.command_line import options, verb_command
+from trt_engine.command_line.output import print_result
+from trt_engine.config.evaluate import EvaluateConfig
+from trt_engine.errors import UsageError
+
+if TYPE_CHECKING:
+    from trt_engine.records.dry_run import DryRun
+    from trt_engine.vision.spec import Vision
+
+_FILE = options.FILE
+
+
+@verb_command.verb()
+@click.argument("path", metavar="ENGINE|MODEL", type=_FILE)
+@click.option("--dataset", type=_FILE, required=True, metavar="PATH", help="A folder, an annotations .json or an .npz.")
+@options.config_options(EvaluateConfig)
+@options.engine_options(leave_out=("batch", "shapes", "profiles", "preprocess"))
+@options.dry_run_option
+@options.common
+def command(path: Path, dataset: Path, dry_run: bool, **values: Any) -> None:
+    """Evaluate ENGINE on a dataset (a MODEL is built into the store first).
+
+    COCO annotations give the twelve COCO metrics; one folder per class, or an .npz of images and labels, gives top-1 and
+    top-5; a folder of images with --baseline gives only the output difference.
+
+    \b
+      trt-engine evaluate model.engine.onnx --dataset val -o run
+      trt-engine evaluate int8.engine.onnx --dataset val --baseline fp32.engine.onnx --max-drop 0.01
+    """
+    config: EvaluateConfig = options.config_from(EvaluateConfig, values)
+    runtime, build, _ = options.engine_configs(values)
+    changed = next((name for name, value in values.items() if value not in (None, ())), None)
+
+    from trt_engine.engine import is_onnx_model
+    from trt_engine.verbs.evaluate import run as evaluate
+
+    bare = is_onnx_model(path)
+    if changed is not None and not bare and not (config.baseline is not None and is_onnx_model(config.baseline)):
+        raise UsageError(
+            f"`{path}` is already built: `--{changed.replace('_', '-')}` cannot change it",
+            hint="pass the model to rebuild",
+        )
+    if build.calib_data is not None:
+        build = dataclasses.replace(build, preprocess=config.preprocess)
+    if dry_run:
+        print_result(_plan(path, dataset, evaluate.resolve_spec(path, config.preprocess), config))
+        return
+    report = evaluate.run(path, dataset, config, runtime, build, command=options.command_line())
+    print_result(report)
+    evaluate.gate(report)
+
+
+def _plan(path: Path, dataset: Path, vision: Vision, config: EvaluateConfig) -> DryRun:
+    """`--dry-run`: what would be built, read and written."""
+    from trt_engine.engine import is_onnx_model
+    from trt_engine.records.dry_run import DryRun
+    from trt_engine.verbs.evaluate.run import METRICS
+    from trt_engine.vision.datasets import open_dataset
+
+    listed, out = open_dataset(dataset), config.out
+    images = len(listed.subset(config.max_samples, config.seed).items)
+    return DryRun(
+        does=f"run {path} over {images} images of {listed.path} ({listed.kind})",
+        builds=(str(path),) if is_onnx_model(path) else (),
+        writes=tuple(str(item) for item in (out / METRICS if out else None, config.save_predictions) if item),
+        settings={"images": images, "vision": vision.as_dict()},
+    )

@@ -1,0 +1,144 @@
+"""Models that a Python caller holds in memory, as the files that the package works on."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import inspect
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from trt_engine.atomic_io import as_path, found_instead
+from trt_engine.conversion.sources import IN_TORCH, model_kind
+from trt_engine.engine import Engine
+from trt_engine.errors import UsageError
+from trt_engine.model import Model
+from trt_engine.plan_header import detect_plan
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's limit
+
+
+def takes_model(*names: str) -> Callable[[F], F]:
+    """Decorator of a public function that needs its model only while it runs.
+
+    The arguments of these names may be in memory: `onnx.ModelProto`, the file's bytes, a file that is open in binary mode,
+    a module or exported program of PyTorch with its examples (`inputs=`, or `shapes=`). They are written to a temporary
+    folder for the call. `UsageError` for what is not a model.
+    """
+
+    def decorate(function: F) -> F:
+        positional = [
+            (item.name, item.kind is item.VAR_POSITIONAL) for item in inspect.signature(function).parameters.values()
+        ]
+
+        @functools.wraps(function)
+        def call(*args: Any, **settings: Any) -> Any:
+            with contextlib.ExitStack() as stack:
+                files = _Files(function.__name__, settings, stack)
+                given = list(args)
+                for at, value in enumerate(args):
+                    name, _ = positional[at] if at < len(positional) and not positional[0][1] else positional[0]
+                    if name in names:
+                        given[at] = files.path_of(value, name)
+                for name in settings.keys() & set(names):
+                    settings[name] = files.path_of(settings[name], name)
+                return function(*given, **settings)
+
+        return call  # type: ignore[return-value]
+
+    return decorate
+
+
+class _Files:
+    """The files of one call."""
+
+    def __init__(self, function: str, settings: dict[str, Any], stack: contextlib.ExitStack) -> None:
+        self._function, self._settings, self._stack = function, settings, stack
+
+    def path_of(self, value: Any, name: str) -> Any:
+        """The model as a path, an `Engine` or a `Model`; written now where it is in memory."""
+        if isinstance(value, Engine | Model | Path):
+            return value
+        if isinstance(value, str | os.PathLike):
+            return as_path(value, f"`{name}`") if not isinstance(value, str) else value
+        raw = _read(value)
+        if isinstance(raw, Path):
+            return raw
+        kind = model_kind(value)
+        if kind in IN_TORCH:
+            return value if self._function == "convert" else self._converted(value)
+        if raw is None and kind is None:
+            raise UsageError(
+                f"`{name}` is {found_instead(value)}, expected a model",
+                hint="its path, its bytes, an `onnx.ModelProto`, or a PyTorch module with examples",
+            )
+        if kind == "keras" and self._function != "convert":
+            raise _convert_first(self._function, value)
+        path = self._folder() / f"{_stem(value)}{'.keras' if kind == 'keras' else '.onnx'}"
+        if raw is not None:
+            path.write_bytes(raw)
+            return path.rename(path.with_suffix(".engine")) if detect_plan(path) else path
+        value.save(path) if kind == "keras" else _write_proto(value, path)
+        return path
+
+    def _folder(self) -> Path:
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="trt-engine-")))
+
+    def _converted(self, module: Any) -> Path:
+        """The module as ONNX, converted with the examples that the call has."""
+        given = self._settings.get("inputs")
+        inputs = None if given is None or isinstance(given, str | os.PathLike) else self._settings.pop("inputs")
+        examples = self._settings.get("shapes") if inputs is None else inputs
+        if examples is None and model_kind(module) != "exported-program":
+            raise _convert_first(self._function, module)
+        from trt_engine.config.convert import ConvertConfig
+        from trt_engine.conversion.convert import convert
+
+        path = self._folder() / f"{_stem(module)}.onnx"
+        convert(module, ConvertConfig(out=path, inputs=examples))
+        return path
+
+
+def _read(value: Any) -> bytes | Path | None:
+    """The bytes of a model that is given as those or as an open file; the path of an open file on disk; None for others."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value)
+    if not callable(getattr(value, "read", None)):
+        return None
+    name = getattr(value, "name", None)
+    if isinstance(name, str) and Path(name).is_file():
+        return Path(name)
+    raw = value.read()
+    if not isinstance(raw, bytes):
+        raise UsageError(f"{found_instead(value)} gives text, expected a model's bytes", hint='open it with `"rb"`')
+    return raw
+
+
+def _stem(value: Any) -> str:
+    """A file name for the model: its graph's name, or that of its class."""
+    kind = model_kind(value)
+    name = "model" if kind is None else value.graph.name if kind == "onnx" else type(value).__name__
+    return re.sub(r"\W+", "_", name)[:60].strip("_") or "model"
+
+
+def _write_proto(proto: Any, path: Path) -> None:
+    if proto.ByteSize() < _LARGEST_MESSAGE:
+        path.write_bytes(proto.SerializeToString())
+        return
+    import onnx
+
+    onnx.save_model(copy.deepcopy(proto), path, save_as_external_data=True, location=f"{path.name}.data")
+
+
+def _convert_first(function: str, module: Any) -> UsageError:
+    return UsageError(
+        f"{found_instead(module)} has no ONNX graph yet, and `te.{function}` no example inputs to make one",
+        hint='`te.convert(module, inputs={"x": (1, 3, 224, 224)}, out="model.onnx")`, then give that file',
+    )

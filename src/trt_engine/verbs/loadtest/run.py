@@ -1,0 +1,288 @@
+"""`loadtest`: load on a server or an engine, with the latency that arriving requests see."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+from collections.abc import Container, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+import numpy as np
+
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.engine import Engine, engine_argument, is_onnx_model
+from trt_engine.errors import CapacityError, Interrupted, UsageError
+from trt_engine.logs import running_command
+from trt_engine.progress import ProgressOption, progress_counter
+from trt_engine.public_function import public_function
+from trt_engine.records.base import append_record
+from trt_engine.records.dry_run import DryRun
+from trt_engine.records.loadtest import LoadtestRecord, RateStep
+from trt_engine.reporting.report import REPORT_FILES, write_reports
+from trt_engine.run_folder import LOADTEST
+from trt_engine.verbs.bench.run import output_folder
+from trt_engine.verbs.load import merge_run_settings
+from trt_engine.verbs.loadtest.arrivals import arrival_times, read_arrivals
+from trt_engine.verbs.loadtest.config import LatencyBound, LoadtestConfig
+from trt_engine.verbs.loadtest.find_rate import LEAST_REQUESTS, find_rate
+from trt_engine.verbs.loadtest.generator import OnProgress, Timing
+from trt_engine.verbs.loadtest.load_gates import LoadRule, parse_rules, raise_for_gates
+from trt_engine.verbs.loadtest.load_record import describe_load, load_record, nothing_answered
+from trt_engine.verbs.loadtest.subjects import Subject, engine_subject, server_subject
+from trt_engine.verbs.loadtest.target import is_url
+
+if TYPE_CHECKING:
+    from trt_engine.verbs.settings_types import LoadtestSettings
+
+_DURATION_S, _STEP_S, _WARMUP_S = 10.0, 5.0, 1.0
+_PROBE_S, _PROBE_CONCURRENCY = 1.0, 16
+"""A search begins at half the rate of a short closed loop."""
+_LATE_BOUNDS = 4
+"""A rate of a search has failed once a request waits this many times the bound."""
+_LEAST_TIMEOUT_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@public_function
+def loadtest(
+    target: Engine | Path | str,
+    *,
+    config: LoadtestConfig | None = None,
+    runtime: RuntimeConfig | None = None,
+    build: BuildConfig | None = None,
+    progress: ProgressOption = False,
+    **values: Unpack[LoadtestSettings],
+) -> LoadtestRecord:
+    """Load a server (a URL), an engine, or the engine of an `.onnx` model, and return every request's latency.
+
+    A URL is `http://HOST:PORT/v2/models/NAME`, or `https`, `grpc`, `grpcs`. Without `rate`, `replay` and `find_rate` the
+    loop is closed: `concurrency` requests in flight. `values` are settings of `LoadtestConfig` and, for an engine, of
+    `RuntimeConfig` and `BuildConfig`. The record goes to `out/loadtest.jsonl` and the report beside it before anything is
+    raised: `SpeedError` for a rule of `fail_if`, `CapacityError` where no rate keeps the bound of `find_rate`, and where
+    nothing was answered the error of that failure (`SetupError` refused, `Overloaded` 503, `DeadlineExpired` timeouts).
+    `Interrupted` after Ctrl-C has the incomplete record as `partial`. With `progress=True` the rate and latency of the
+    moment go to stderr, or to a function that takes a `te.Progress`. `SetupError` for gRPC without `grpcio`. `UsageError`
+    for an unknown setting.
+    """
+    target = engine_argument(target, "target")
+    config, runtime, build = merge_run_settings(values, runtime, build, config or LoadtestConfig())
+    record = run(target, config, runtime, build, values)
+    raise_for_result(record)
+    return record
+
+
+def run(
+    target: Engine | Path | str,
+    config: LoadtestConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    named: Container[str],
+) -> LoadtestRecord:
+    """Measure and write; the record of a test that failed or was interrupted too. `named` are the explicit settings."""
+    rules = check_config(target, config, named)
+    with output_folder(config.out), open_subject(target, config, runtime, build, named) as subject:
+        test = _LoadTest(subject, config, rules)
+        record = test.run() if config.find_rate is None else test.search(config.find_rate)
+    for text in record.warnings:
+        log.warning("%s", text)
+    return record
+
+
+def raise_for_result(record: LoadtestRecord) -> None:
+    """The error that a record stands for: interrupted, nothing answered, no rate within the bound, a rule that failed."""
+    if not record.complete:
+        raise Interrupted(
+            f"interrupted after {record.requests} requests",
+            hint="the same command measures again",
+            partial=record if record.requests else None,
+        )
+    if (error := nothing_answered(record)) is not None:
+        raise error
+    if record.bound is not None and not any(step.passed for step in record.steps):
+        lowest = min(step.rate for step in record.steps)
+        raise CapacityError(
+            f"no rate keeps {record.bound}: {lowest:.4g} requests/s already does not", hint="a wider bound"
+        )
+    raise_for_gates(record.gates)
+
+
+def check_config(target: object, config: LoadtestConfig, named: Container[str]) -> list[LoadRule]:
+    """The rules of `--fail-if`; `UsageError` for settings that exclude each other."""
+    chosen = [
+        flag
+        for flag, given in (
+            ("--concurrency", "concurrency" in named),
+            ("--rate", config.rate),
+            ("--replay", config.replay),
+        )
+        if given
+    ]
+    if len(chosen) > 1:
+        raise UsageError(f"`{chosen[0]}` and `{chosen[1]}` are two kinds of load", hint="leave one of them out")
+    if config.find_rate is not None and config.replay is not None:
+        raise UsageError("`--find-rate` chooses the rate itself", hint="leave `--replay` out")
+    if config.processes > config.max_in_flight:
+        raise UsageError(
+            f"{config.processes} processes for {config.max_in_flight} requests in flight", hint="fewer `--processes`"
+        )
+    if not is_url(target):
+        for flag, given in (
+            ("--processes", config.processes > 1), ("--model", config.model), ("--model-version", config.model_version),
+            ("--binary", config.binary is not None), ("--shared-memory", config.shared_memory),
+            ("--token-file", config.token_file), ("--ca-file", config.ca_file),
+        ):  # fmt: skip
+            if given:
+                raise UsageError(f"`{flag}` is for a server, and `{target}` is not a URL", hint=f"leave `{flag}` out")
+    return parse_rules(config.fail_if, deadline=config.deadline_ms is not None)
+
+
+@contextlib.contextmanager
+def open_subject(
+    target: Engine | Path | str,
+    config: LoadtestConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    named: Container[str],
+) -> Iterator[Subject]:
+    """What is loaded. Raises `UsageError` for settings of engines beside a URL."""
+    if not is_url(target):
+        with engine_subject(target, config, runtime, build, named) as subject:
+            yield subject
+        return
+    for given, own in ((runtime, RuntimeConfig()), (build, BuildConfig())):
+        for item in dataclasses.fields(own):
+            if getattr(given, item.name) != getattr(own, item.name):
+                raise UsageError(
+                    f"`{item.name}` is for an engine in this process, and `{target}` is a server", hint="leave it out"
+                )
+    with server_subject(str(target), config) as subject:
+        yield subject
+
+
+class _LoadTest:
+    """One load test: its runs, its record and its files."""
+
+    def __init__(self, subject: Subject, config: LoadtestConfig, rules: list[LoadRule]) -> None:
+        self._subject, self._config, self._rules = subject, config, rules
+
+    def run(self) -> LoadtestRecord:
+        """One load, written."""
+        config = self._config
+        timing = self._timing(config.rate)
+        record = self._measure(timing, config.rate, config.timeout_s)
+        record = dataclasses.replace(record, gates=tuple(rule.check(record) for rule in self._rules))
+        self._write(record)
+        return record
+
+    def search(self, bound: LatencyBound) -> LoadtestRecord:
+        """The record of the highest rate within the bound, or of the last one tried; every step is written."""
+        config, steps, tried = self._config, list[RateStep](), list[LoadtestRecord]()
+        duration_s = config.duration_s or _STEP_S
+        timeout_s = min(config.timeout_s, max(_LATE_BOUNDS * bound.limit_ms / 1e3, _LEAST_TIMEOUT_S))
+
+        def try_rate(rate: float) -> LoadtestRecord:
+            found = self._measure(self._timing(rate, duration_s), rate, timeout_s)
+            tried.append(dataclasses.replace(found, bound=str(bound)))
+            self._write(tried[-1], report=False)
+            return tried[-1]
+
+        def on_step(step: RateStep) -> None:
+            steps.append(step)
+            measured = "nothing answered" if step.bound_ms is None else f"p{bound.percent:g} {step.bound_ms:.4g} ms"
+            errors = f", {step.errors} failed" if step.errors else ""
+            log.info("%.4g requests/s: %s%s, %s", step.rate, measured, errors, "kept" if step.passed else "not kept")
+
+        best = find_rate(
+            try_rate, config.rate or self._probe(), bound, lowest=LEAST_REQUESTS / duration_s, on_step=on_step
+        )
+        record = dataclasses.replace(best or tried[-1], steps=tuple(steps), complete=tried[-1].complete)
+        record = dataclasses.replace(record, gates=tuple(rule.check(record) for rule in self._rules))
+        self._write(record)
+        return record
+
+    def _probe(self) -> float:
+        """Half the rate of a short closed loop; raises what makes it fail altogether."""
+        concurrency = max(_PROBE_CONCURRENCY, self._config.processes)
+        timing = Timing(0.0, _PROBE_S, None)
+        run = self._subject.run(timing, concurrency, self._config.timeout_s, _progress("first rate"))
+        record = load_record(self._subject, self._config, timing, run, rate=None, concurrency=concurrency)
+        if (error := nothing_answered(record)) is not None:
+            raise error
+        if run.interrupted:
+            raise Interrupted("interrupted before the first rate", hint="the same command measures again")
+        return record.requests_per_s / 2
+
+    def _measure(self, timing: Timing, rate: float | None, timeout_s: float) -> LoadtestRecord:
+        config = self._config
+        concurrency = config.concurrency if timing.arrivals_s is None else config.connections
+        step = "load" if config.find_rate is None else f"{rate:.4g} requests/s"
+        run = self._subject.run(timing, concurrency, timeout_s, _progress(step))
+        found = load_record(self._subject, config, timing, run, rate=rate, concurrency=concurrency)
+        return dataclasses.replace(found, timeout_s=timeout_s)
+
+    def _timing(self, rate: float | None, duration_s: float | None = None) -> Timing:
+        return load_timing(self._config, rate, duration_s)
+
+    def _write(self, record: LoadtestRecord, *, report: bool = True) -> None:
+        if self._config.out is not None:
+            if (running := running_command()) is not None:
+                record = dataclasses.replace(record, warnings=running.with_logged(record.warnings))
+            append_record(self._config.out / LOADTEST, record)
+            if report:
+                write_reports(self._config.out)
+
+
+def _progress(step: str) -> OnProgress:
+    return progress_counter(step, "s")
+
+
+def load_timing(config: LoadtestConfig, rate: float | None, duration_s: float | None = None) -> Timing:
+    """How long to send and when. Raises `UsageError` for a recording that cannot be read."""
+    duration_s = duration_s or config.duration_s
+    if config.replay is not None:
+        arrivals_s, warmup_s = read_arrivals(config.replay), config.warmup_s or 0.0
+        if duration_s is not None:
+            arrivals_s = arrivals_s[arrivals_s < warmup_s + duration_s]
+        if arrivals_s[-1] < warmup_s:
+            raise UsageError(
+                f"`{config.replay}` has no request between {warmup_s:g} s and its end", hint="a shorter `--warmup`"
+            )
+        return Timing(warmup_s, duration_s or float(arrivals_s[-1]) - warmup_s, arrivals_s)
+    warmup_s = _WARMUP_S if config.warmup_s is None else config.warmup_s
+    duration_s = duration_s or _DURATION_S
+    if rate is None:
+        return Timing(warmup_s, duration_s, None)
+    times = arrival_times(config.arrivals, rate, warmup_s + duration_s, seed=config.seed, burst=config.burst)
+    if not np.any(times >= warmup_s):
+        raise UsageError(f"{rate:g} requests/s are none in {duration_s:g} s", hint="a longer `--duration`")
+    return Timing(warmup_s, duration_s, times)
+
+
+def plan(
+    target: Path | str,
+    config: LoadtestConfig,
+    runtime: RuntimeConfig,
+    build: BuildConfig,
+    named: Container[str],
+) -> DryRun:
+    """What would be sent where, with all checks before the first request; a model is not built for it."""
+    check_config(target, config, named)
+    timing = load_timing(config, config.rate)
+    concurrency = config.connections if timing.arrivals_s is not None else config.concurrency
+    load = describe_load(config, config.rate, concurrency)
+    if config.find_rate is not None:
+        load = f"search for the highest rate within {config.find_rate}"
+    facts: dict[str, Any] = {"interface": "engine", "shapes": config.shapes}
+    if not (bare := is_onnx_model(target)):
+        with open_subject(target, config, runtime, build, named) as subject:
+            facts = subject.facts()
+    return DryRun(
+        does=f"load {target}: {load} for {timing.duration_s:g} s, after {timing.warmup_s:g} s of warm-up",
+        builds=(str(target),) if bare else (),
+        writes=() if config.out is None else tuple(str(config.out / name) for name in (LOADTEST, *REPORT_FILES)),
+        settings=facts,
+    )

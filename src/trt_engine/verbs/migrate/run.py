@@ -1,0 +1,274 @@
+"""`te.migrate`: what the target release of TensorRT removed, renamed or gave another meaning, in files and folders."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from trt_engine.atomic_io import all_or_nothing, as_list, as_path, open_regular, os_error, write_atomic, write_json
+from trt_engine.config.settings import replace_values
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import library_reason
+from trt_engine.public_function import public_function
+from trt_engine.records.migrate import MigrateReport, MigrationFinding, SkippedFile
+from trt_engine.tensors import suggest
+from trt_engine.verbs.migrate import config_files, cpp_source, requirements, shell, wrappers
+from trt_engine.verbs.migrate.config import MigrateConfig
+from trt_engine.verbs.migrate.files import MAX_BYTES, Kind, find_files, read_source
+from trt_engine.verbs.migrate.notebook import scan_commands, scan_embedded, scan_notebook
+from trt_engine.verbs.migrate.python_source import scan_python
+from trt_engine.verbs.migrate.rules import RuleSet, all_rules, parse_release, rules_between
+from trt_engine.verbs.migrate.sarif import sarif_log
+from trt_engine.verbs.migrate.source import Hit, Source, apply_edits
+
+if TYPE_CHECKING:
+    from trt_engine.verbs.settings_types import MigrateSettings
+
+_CONCERNS = (
+    "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
+    "nvcr.io/nvidia", "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
+    "image_encoder_engine", "--include", "icudaengine", "iexecutioncontext", "ibuilderconfig", "builderflag", "2trt",
+)  # fmt: skip
+"""One of these is in every file that a rule concerns, in whatever case."""
+_INSTALL = "`pip install 'trt-engine[migrate]'`"
+_MAX_PASSES = 4
+_PARSED = ("python", "notebook", "cpp")
+_MAX_LINE, _MAX_BLANKS = 20_000, 500
+
+
+@public_function
+@all_or_nothing()
+def migrate(
+    paths: Sequence[Path | str] | Path | str,
+    *,
+    config: MigrateConfig | None = None,
+    **settings: Unpack[MigrateSettings],
+) -> MigrateReport:
+    """What in files and folders TensorRT's target release does not take, or takes in another meaning.
+
+    Python, notebooks, C++ and CUDA (extra `migrate`), command lines of trtexec and polygraphy in shell, Dockerfiles,
+    Makefiles and YAML, DeepStream and Triton configurations, requirements, images and CMake. `settings` are those of
+    `MigrateConfig`; with `fix` the mechanical changes are written to the files, with `diff` only shown. Raises
+    `UsageError` for a path, release or rule that does not exist, `SetupError` where there is C++ alone and no parser.
+    """
+    config = replace_values(config or MigrateConfig(), settings)
+    if config.fix and config.diff:
+        raise UsageError(
+            "`--diff` writes nothing, and `--fix` does", hint="leave one out: `--fix` shows the diff as well"
+        )
+    places = [as_path(path, "`paths`") for path in as_list(paths, "`paths`")]
+    known = {rule.id for rule in all_rules()}
+    for name in set(config.rules) - known:
+        raise UsageError(f"unknown rule `{name}`", hint=suggest(name, sorted(known)))
+    if config.sarif is not None and config.sarif.is_file() and not _is_object(config.sarif):
+        raise UsageError(f"`{config.sarif}` is not a SARIF log", hint="name another file for `--sarif`")
+    scan = _Scan(rules_between(parse_release(config.from_release), parse_release(config.to_release)), config)
+    for path, kind in find_files(places, config.exclude):
+        scan.file(path, kind)
+    if scan.without_parser and not scan.checked:
+        raise SetupError(f"{len(scan.without_parser)} C++ files need the parser, which is not installed", hint=_INSTALL)
+    report = scan.report(tuple(map(str, places)))
+    if config.sarif is not None:
+        write_json(config.sarif, sarif_log(report.findings), by="--sarif")
+    return report
+
+
+def _is_object(path: Path) -> bool:
+    with open_regular(path) as file:
+        return file.read(64).lstrip()[:1] in (b"", b"{")
+
+
+@dataclass
+class _Scan:
+    rules: RuleSet
+    config: MigrateConfig
+    findings: list[MigrationFinding] = field(default_factory=list)
+    skipped: list[SkippedFile] = field(default_factory=list)
+    without_parser: list[Path] = field(default_factory=list)
+    diffs: list[str] = field(default_factory=list)
+    fixed: list[str] = field(default_factory=list)
+    checked: int = 0
+    ignored: int = 0
+
+    def file(self, path: Path, kind: Kind) -> None:
+        """Check one file, and fix it."""
+        try:
+            size = path.stat().st_size
+            text = read_source(path)  # of a larger file the beginning
+        except UsageError as error:
+            self._skip(path, error.message.partition("` is ")[2])
+            return
+        except OSError as error:
+            self._skip(path, (error.strerror or "cannot be read").lower())
+            return
+        if text is None:
+            self._skip(path, "a binary file")
+            return
+        if not _concerns(text):
+            self.checked += kind != "cpp" or cpp_source.is_available()
+            return
+        if size > MAX_BYTES and kind != "log":
+            self._skip(path, f"larger than {MAX_BYTES >> 20} MiB")
+            return
+        if kind == "cpp" and cpp_source.may_concern(text) and not cpp_source.is_available():
+            self.without_parser.append(path)
+            self._skip(path, f"C++ needs {_INSTALL}")
+            return
+        self.checked += 1
+        if kind not in _PARSED and (longest := max(map(len, text.split("\n")))) > _MAX_LINE:
+            self._skip(path, f"has a line of {longest} characters: not written by a person")
+            return
+        if (blanks := max(map(len, re.findall(r"\s+", text)), default=0)) > _MAX_BLANKS:  # each pattern tries them all
+            self._skip(path, f"has {blanks} blanks in a row: not written by a person")
+            return
+        source = Source(path, text)
+        try:
+            hits = self._hits(source, kind)
+        except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            self._skip(path, f"does not parse: {library_reason(error)}")
+            return
+        if (self.config.fix or self.config.diff) and any(hit.edits for hit in hits):
+            new = self._fix(source, kind, hits)
+            if new != source.text:
+                source, hits = self._change(path, new, kind, source, hits)
+        self.findings += (_finding(source, hit) for hit in hits)
+
+    def _hits(self, source: Source, kind: Kind) -> list[Hit]:
+        wanted = self.config.rules
+        places = {(hit.rule.id, hit.start, hit.end): hit for hit in scan_source(source, kind, self.rules)}
+        found = [hit for hit in places.values() if not wanted or hit.rule.id in wanted]
+        kept = [hit for hit in found if not source.is_ignored(hit.rule.id, hit.start)]
+        self.ignored += len(found) - len(kept)
+        return sorted(kept, key=lambda hit: (hit.start, hit.rule.id))
+
+    def _fix(self, source: Source, kind: Kind, hits: Iterable[Hit]) -> str:
+        """The text with the mechanical changes made, and again until nothing is left of them."""
+        before, text = self.ignored, source.text
+        for _ in range(_MAX_PASSES):
+            edits = [edit for hit in hits for edit in hit.edits]
+            new = apply_edits(text, edits)
+            if not edits or new == text or not _parses(Source(source.path, new), kind, self.rules):
+                break
+            text = new
+            hits = self._hits(Source(source.path, text), kind)
+        self.ignored = before
+        return text
+
+    def _change(self, path: Path, new: str, kind: Kind, source: Source, hits: list[Hit]) -> tuple[Source, list[Hit]]:
+        """Write the new text with `fix`; what is left to find afterwards."""
+        lines = (part.splitlines(keepends=True) for part in (source.text, new))
+        self.diffs += _diff_lines(path, *lines)
+        if not self.config.fix:
+            return source, hits
+        try:
+            mode = path.stat().st_mode
+            write_atomic(path, (source.mark + new).encode("utf-8", "surrogateescape"))
+            path.chmod(mode)
+        except OSError as error:
+            raise os_error(error, path) from error
+        self.fixed.append(str(path))
+        before, source = self.ignored, Source(path, new)
+        hits = self._hits(source, kind)
+        self.ignored = before
+        return source, hits
+
+    def _skip(self, path: Path, reason: str) -> None:
+        self.skipped.append(SkippedFile(str(path), reason))
+
+    def report(self, paths: tuple[str, ...]) -> MigrateReport:
+        counts = Counter(item.severity for item in self.findings)
+        shown = self.config.fix or self.config.diff
+        return MigrateReport(
+            paths=paths,
+            from_release=".".join(map(str, self.rules.start)),
+            to_release=".".join(map(str, self.rules.target)),
+            findings=tuple(self.findings),
+            counts={"error": counts["error"], "warning": counts["warning"], "ignored": self.ignored},
+            files_checked=self.checked,
+            files_skipped=tuple(self.skipped),
+            diff="".join(self.diffs) if shown else None,
+            files_fixed=tuple(self.fixed),
+        )
+
+
+def _concerns(text: str) -> bool:
+    lower = text.lower()
+    return any(word in lower for word in _CONCERNS)
+
+
+def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in a text of some kind; `SyntaxError` or `ValueError` for one that does not parse."""
+    text = source.text
+    if kind == "python":
+        yield from scan_python(source, rules)
+        if source.path.name == "setup.py":
+            yield from requirements.scan_requirements(text, rules)
+    elif kind == "notebook":
+        yield from scan_notebook(source, rules)
+    elif kind == "cpp":
+        if cpp_source.may_concern(text):
+            yield from cpp_source.scan_cpp(source, rules)
+        yield from wrappers.scan_options(text, rules)
+    elif kind == "pbtxt":
+        yield from config_files.scan_triton(text, rules)
+    elif kind == "requirements":
+        yield from requirements.scan_requirements(text, rules)
+        yield from requirements.scan_dependencies(text, rules)
+        yield from shell.scan_text(text, rules)
+    elif kind == "config" and config_files.is_nvinfer(text):
+        yield from config_files.scan_nvinfer(text, rules)
+    elif source.path.suffix in (".toml", ".ini", ".cfg"):
+        yield from scan_commands(text, rules)
+    elif kind == "markdown":
+        blocks = shell.fenced_commands(text)
+        yield from scan_commands(blocks, rules)
+        yield from requirements.scan_releases(blocks, rules)
+        yield from scan_embedded(source, rules)
+    elif kind == "log":
+        yield from shell.scan_text(shell.logged_commands(text), rules)
+    elif kind in ("shell", "cmake") or source.path.suffix in (".yml", ".yaml"):
+        lines = text if kind in ("shell", "cmake") else shell.join_yaml_lines(text)
+        lines = shell.join_options(lines) if kind == "cmake" else lines
+        yield from scan_commands(lines, rules)
+        yield from requirements.scan_dependencies(text, rules)
+        yield from requirements.scan_releases(text, rules)
+        yield from scan_embedded(source, rules)
+
+
+def _finding(source: Source, hit: Hit) -> MigrationFinding:
+    line, column = source.place(hit.start)
+    shown = " ".join(source.text[hit.start : hit.end].split()) or source.line(line).strip()
+    return MigrationFinding(
+        rule=hit.rule.id,
+        severity=hit.rule.severity,
+        kind=hit.rule.kind,
+        since=hit.rule.since,
+        file=str(source.path),
+        line=line,
+        column=column,
+        text=shown[:120].encode("utf-8", "replace").decode(),
+        why=hit.why,
+        replacement=hit.replacement,
+        source=hit.rule.source,
+        fixable=bool(hit.edits),
+    )
+
+
+def _parses(source: Source, kind: Kind, rules: RuleSet) -> bool:
+    try:
+        list(scan_source(source, kind, rules))
+    except (SyntaxError, ValueError):
+        return False
+    return True
+
+
+def _diff_lines(path: Path, old: list[str], new: list[str]) -> Iterator[str]:
+    name = path.as_posix().lstrip("/")
+    for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
+        shown = line.encode("utf-8", "replace").decode()
+        yield shown if shown.endswith("\n") else f"{shown}\n\\ No newline at end of file\n"

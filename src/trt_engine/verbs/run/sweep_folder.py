@@ -1,0 +1,191 @@
+"""The run folder: `run.json` first, then one atomically written file per finished cell; locked by one run at a time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from trt_engine.atomic_io import (
+    decode_json,
+    ensure_folder,
+    file_lock,
+    os_errors,
+    read_bounded,
+    sweep_staged,
+    unused_folder,
+    write_atomic,
+    write_json,
+)
+from trt_engine.errors import SetupError, UsageError
+from trt_engine.records.base import write_document
+from trt_engine.records.sweep import CellResult, CellSpec, RunManifest, RunSummary
+from trt_engine.run_folder import CELLS, PLAN, REPORT, RUN
+from trt_engine.verbs.run.resume import pending
+
+log = logging.getLogger(__name__)
+
+_STALE_FOLDER = "old"
+_LOCK = ".lock"
+_MAX_EARLIER_RUNS = 8
+"""Number of sibling runs used to estimate durations."""
+
+
+def default_folder() -> Path:
+    """`runs/YYYYMMDD_HHMMSS`, with a numeric suffix if it exists."""
+    return unused_folder(Path("runs") / datetime.now().strftime("%Y%m%d_%H%M%S"))
+
+
+@dataclass(frozen=True, slots=True)
+class SweepFolder:
+    """The folder of one run."""
+
+    folder: Path
+
+    @classmethod
+    def prepare(cls, folder: Path, *, overwrite: bool = False) -> SweepFolder:
+        """The folder to run in: new, empty, or a run to resume; `UsageError` for any other."""
+        if folder.exists() and not folder.is_dir():
+            raise UsageError(f"`{folder}` is a file, expected a folder", hint="name another with `-o`")
+        with os_errors(folder, "use"):
+            there = (
+                sorted(item.name for item in folder.iterdir() if not item.name.startswith("."))
+                if folder.exists()
+                else []
+            )
+        if there and RUN not in there and not overwrite:
+            raise UsageError(
+                f"`{folder}` contains other files (`{there[0]}`) and no run",
+                hint="name a new folder with `-o`, or add `--overwrite` to write the run into it",
+            )
+        return cls(folder)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Lock the folder; `SetupError` if another run has it."""
+        ensure_folder(self.folder)
+        busy = SetupError(
+            f"another run is using `{self.folder}`", hint="wait for it to end, or name another folder with `-o`"
+        )
+        with file_lock(self.folder / _LOCK, busy=busy):
+            for folder in (self.folder, *(item for item in self.folder.iterdir() if item.is_dir())):
+                sweep_staged(folder)  # of a killed run
+            yield
+
+    # -------------------------------------------------------------------------------- results
+
+    def begin(self, manifest: RunManifest, plan: bytes, command: str) -> None:
+        """Write `run.json` and the plan; results of removed cells move to `cells/old`."""
+        write_document(self.folder / RUN, "run-manifest", manifest, command=command, of="run")
+        write_atomic(self.folder / PLAN, plan)  # after what makes the folder that of a run, whenever it is killed
+        known = {f"{spec.label}.json" for spec in manifest.cells}
+        for path in self._cell_files():
+            if path.name not in known:
+                old = ensure_folder(path.parent / _STALE_FOLDER) / path.name
+                with contextlib.suppress(OSError):
+                    path.replace(old)
+
+    def write_result(self, result: CellResult) -> None:
+        """Write a cell's result atomically."""
+        write_json(self.folder / CELLS / f"{result.spec.label}.json", result)
+
+    def read_manifest(self) -> RunManifest | None:
+        """`run.json`; None if missing or damaged."""
+        try:
+            return decode_json(read_bounded(self.folder / RUN), RunManifest)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def summarize(
+        self,
+        manifest: RunManifest,
+        specs: Sequence[CellSpec],
+        by_label: Mapping[str, CellResult],
+        *,
+        reused: int,
+        artifacts: Mapping[str, str] | None = None,
+        warnings: Sequence[str] = (),
+    ) -> RunSummary:
+        """Summary of all cells; cells without a result are `waiting`."""
+        if not artifacts:
+            artifacts = {name: str(path) for name in ("report.html", REPORT) if (path := self.folder / name).exists()}
+        results = tuple(by_label.get(spec.label) or CellResult(spec, "waiting") for spec in specs)
+        states = [result.state for result in results]
+        return RunSummary(
+            folder=str(self.folder),
+            manifest=manifest,
+            results=results,
+            done=states.count("done"),
+            failed=states.count("failed"),
+            skipped=states.count("skipped"),
+            reused=reused,
+            artifacts={"run": str(self.folder / RUN), **artifacts},
+            complete=not {"waiting", "interrupted"} & set(states),
+            warnings=tuple(warnings),
+        )
+
+    def read_results(self) -> dict[str, CellResult]:
+        """Results by label; damaged ones are logged and omitted."""
+        found = {}
+        for path in self._cell_files():
+            try:
+                result = decode_json(read_bounded(path), CellResult)
+            except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+                log.warning("`%s` cannot be read and is ignored: %s", path, error)
+                continue
+            found[result.spec.label] = result
+        return found
+
+    def pending_modes(
+        self, before: CellResult | None, spec: CellSpec, *, rerun: bool = False
+    ) -> tuple[str, ...] | None:
+        """Modes to run; None if the cell is complete.
+
+        `rerun` runs all requested modes. A cell without applicable modes is left unchanged.
+        """
+        if before is None or before.spec.digest != spec.digest:
+            return spec.modes
+        if not spec.modes:
+            return () if before.state == "skipped" else None
+        if rerun or self.engine_missing(before):
+            return spec.modes
+        return pending(before, spec) or None
+
+    def engine_missing(self, result: CellResult) -> bool:
+        return result.engine is not None and not (self.folder / result.engine).is_file()
+
+    def _cell_files(self) -> list[Path]:
+        try:
+            return sorted(path for path in (self.folder / CELLS).iterdir() if path.suffix == ".json" and path.is_file())
+        except OSError:
+            return []
+
+
+def earlier_seconds(folder: Path) -> dict[str, float]:
+    """Seconds per cell label in the latest sibling runs."""
+    found: dict[str, float] = {}
+    try:
+        beside = [
+            item for item in folder.absolute().parent.iterdir() if (item / RUN).is_file() and item.name != folder.name
+        ]
+        latest = sorted(beside, key=lambda item: (item / RUN).stat().st_mtime, reverse=True)[:_MAX_EARLIER_RUNS]
+    except OSError:
+        return {}
+    for run in latest:
+        for path in (run / CELLS).glob("*.json"):
+            with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
+                stated = decode_json(read_bounded(path), _CellDuration)
+                if stated.state == "done":
+                    found.setdefault(path.stem, stated.seconds)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class _CellDuration:
+    state: str
+    seconds: float

@@ -1,0 +1,466 @@
+"""`config.pbtxt` of a model: what it sets, and its check against the engine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import json_format, text_format
+
+from trt_engine.config.build import BuildConfig
+from trt_engine.config.parse import parse_names
+from trt_engine.config.profiles import Profile, ShapeRange
+from trt_engine.config.runtime import RuntimeConfig
+from trt_engine.errors import EngineError, FeedError, UsageError
+from trt_engine.graph.load import open_model
+from trt_engine.open_inference.messages import message
+from trt_engine.tensors import DTYPES, Shape, Signature, TensorSpec, suggest
+from trt_engine.verbs.serve.config import ServeConfig
+
+log = logging.getLogger(__name__)
+
+CONFIG_FILE = "config.pbtxt"
+PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "trtexec": "tensorrt_plan"}
+"""Platform names that clients know, by backend of the engine."""
+_CONFIG_BACKENDS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "trtexec": "tensorrt"}
+_OPEN_SIZES = (1, 128, 512)
+"""Smallest, usual and largest size of a dimension that `dims` leave open, of a model that `serve` builds."""
+_DEFAULT_LEVELS = 10
+"""Priority levels of a model whose configuration has none."""
+_PARAMETERS = ("providers", "allow_fallback", "device", "engine")
+"""Keys of `parameters` that are read; `engine` is the file of `deploy triton --backend python`."""
+CONFIG_DTYPES = {
+    item.name: "TYPE_STRING" if item.name == "string" else f"TYPE_{item.kserve_name}"
+    for item in DTYPES.values()
+    if item.kserve_name is not None
+}
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPolicy:
+    """Which versions of a model are served: the newest ones, all, or those named."""
+
+    newest: int | None = 1
+    named: tuple[int, ...] = ()
+
+    def select(self, versions: list[int]) -> list[int]:
+        """The versions to serve of those that are there, ascending."""
+        if self.named:
+            return sorted(self.named)
+        return sorted(versions)[-self.newest :] if self.newest is not None else sorted(versions)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSettings:
+    """How one model is loaded and scheduled: the server's settings, then those of its `config.pbtxt`."""
+
+    runtime: RuntimeConfig
+    max_batch: int | None
+    """Rows of joined requests; None: what the engine takes. 1 without joining."""
+    max_wait_ms: float
+    max_queue: int | None
+    join: bool = True
+    """Whether requests are joined where the engine allows it."""
+    max_request_rows: int | None = None
+    """Rows of one request, where the configuration limits them."""
+    has_batch: bool | None = None
+    """Whether the configuration leaves the batch dimension out of `dims`; None without a configuration."""
+    priority_levels: int = _DEFAULT_LEVELS
+    default_priority: int = _DEFAULT_LEVELS // 2
+    default_timeout_us: int = 0
+    allow_timeout: bool = True
+    policy: VersionPolicy = field(default_factory=VersionPolicy)
+    filename: str = ""
+    reshapes: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
+    """Sizes of clients and of the engine, without the batch, of inputs and outputs with a `reshape`."""
+    labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Names of classes by output, those of its `label_filename`."""
+    config: Any = None
+    """The `inference.ModelConfig` that was read."""
+
+    def engine_shape(self, name: str, shape: Shape) -> Shape:
+        """A client's shape as the engine takes it; `FeedError` unless it is one of `dims` where there is a `reshape`."""
+        if name not in self.reshapes:
+            return shape
+        dims, sizes = self.reshapes[name]
+        given = shape[len(shape) - len(dims) :]
+        whole = len(shape) == len(dims) + bool(self.has_batch)
+        if not whole or any(dim >= 0 and size != dim for size, dim in zip(given, dims, strict=True)):
+            raise FeedError(f"input `{name}` has the shape {[*shape]!s:.200}", hint=f"`dims` are {[*dims]}")
+        return reshaped(shape, dims, sizes)
+
+    def priority(self, level: int) -> int:
+        """The batcher's priority, higher is earlier, of the protocol's level: 1 is the first, 0 the default."""
+        if not 1 <= level <= self.priority_levels:
+            level = self.default_priority if level <= 0 else self.priority_levels
+        return self.priority_levels - level
+
+    def deadline_ms(self, timeout_us: int) -> float | None:
+        """The deadline of a request with this `timeout`, which is 0 for none."""
+        wanted = timeout_us if self.allow_timeout and timeout_us > 0 else self.default_timeout_us
+        return wanted / 1e3 if wanted else None
+
+
+def reshaped(shape: Shape, sizes: Shape, wanted: Shape) -> Shape:
+    """A shape that ends with `sizes` as one that ends with `wanted`; sizes of -1 are taken over in their order."""
+    split = len(shape) - len(sizes)
+    free = iter([size for size, known in zip(shape[split:], sizes, strict=True) if known < 0])
+    return (*shape[:split], *(next(free) if size < 0 else size for size in wanted))
+
+
+def server_settings(config: ServeConfig, runtime: RuntimeConfig) -> ModelSettings:
+    """The settings of a model without `config.pbtxt`."""
+    return ModelSettings(
+        runtime=runtime,
+        max_batch=config.max_batch,
+        max_wait_ms=config.max_wait_ms,
+        max_queue=config.max_queue,
+        join=config.max_batch != 1,
+    )
+
+
+def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = False) -> ModelSettings:
+    """The settings of the model `name` with this `config.pbtxt`, or with the JSON that a client sends in its place.
+
+    `UsageError` naming a key that is not supported.
+    """
+    config = message("ModelConfig")()
+    parse = json_format.Parse if is_json else text_format.Parse
+    try:
+        parse(raw.decode("utf-8"), config)
+    except (text_format.ParseError, json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
+        raise _parse_error(name, str(error)) from None
+    if config.name not in ("", name):
+        raise _config_error(name, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
+    _check_keys(config, name)
+    reshapes = {}
+    for item in (*config.input, *config.output):
+        if item.HasField("reshape"):
+            reshapes[item.name] = tuple(item.dims), tuple(item.reshape.shape)
+        if item.HasField("reshape") and not _same_size(item.dims, item.reshape.shape):
+            raise _config_error(
+                name, f"`reshape` of `{item.name}` from {[*item.dims]} to {[*item.reshape.shape]}",
+                "the same number of elements, and of -1",
+            )  # fmt: skip
+    settings = replace(base, config=config, reshapes=reshapes, filename=_file_name(name, config))
+    settings = _with_versions(_with_batching(settings, config, name), config, name)
+    return replace(settings, runtime=_runtime(settings.runtime, config, name))
+
+
+def _same_size(dims: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether the sizes that are open are as many, and the others have the same product."""
+    one, other = ([size for size in sizes if size >= 0] for sizes in (dims, shape))
+    return len(dims) - len(one) == len(shape) - len(other) and math.prod(one) == math.prod(other)
+
+
+_REFUSED = {
+    "is_shape_tensor": "the engine's shapes are those of its profile",
+    "is_non_linear_format_io": "tensors of requests are linear",
+    "optional": "a request has every input",
+    "timeout_action": "`REJECT`: a request whose time is over is an error",
+    "priority_queue_policy": "`default_queue_policy` is for every level",
+    "sequence_batching": "state is an input and an output of the request",
+    "ensemble_scheduling": "a bundle: `trt-engine bundle`",
+    "batch_input": "an input that the client sends",
+    "batch_output": "an output of the engine",
+    "model_operations": "no library is loaded from a configuration",
+    "decoupled": "one response for each request",
+    "agents": "a repository without agents",
+    "passive": "a model that is to be served has instances",
+}
+"""Keys of Triton that would change an answer, or what a client sends, with what there is in their place.
+A value that is Triton's default is accepted."""
+_NO_EFFECT = frozenset(
+    "allow_ragged_batch priority graph busy_wait_events graph_spec output_copy_stream "
+    "execution_accelerators input_pinned_memory output_pinned_memory gather_kernel_buffer_threshold eager_batching "
+    "preserve_ordering cc_model_filenames metric_tags response_cache runtime profile rate_limiter secondary_devices "
+    "host_policy".split()
+)
+"""Keys of Triton that change no answer; they are read and logged."""
+
+
+def _check_keys(config: Any, name: str) -> None:
+    """`UsageError` with every key whose value is not supported; those without effect are logged and removed."""
+    refused: list[str] = []
+    ignored: dict[str, None] = {}
+    waiting = [("", config)]
+    while waiting:
+        where, part = waiting.pop()
+        for item, value in part.ListFields():
+            remedy = _REFUSED.get(item.name)
+            if remedy is not None and not _is_default(item, value):
+                refused.append(f"`{where}{item.name}` ({remedy})")
+            elif item.name in _NO_EFFECT:
+                ignored[f"{where}{item.name}"] = None
+                part.ClearField(item.name)  # the configuration in force does not have it
+            elif item.message_type is not None and not item.message_type.GetOptions().map_entry:
+                inner = f"{where}{item.name}."
+                waiting += [(inner, one) for one in value] if item.is_repeated else [(inner, value)]
+    if refused:
+        raise _config_error(
+            name, f"not supported: {', '.join(sorted(set(refused)))}", "remove these keys, or change the model"
+        )
+    if ignored:
+        listed = ", ".join(f"`{key}`" for key in ignored)
+        log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, listed)
+
+
+def _is_default(item: Any, value: Any) -> bool:
+    """Whether a value that is there requests nothing: an empty message."""
+
+    empty = item.message_type is not None and not item.is_repeated and not value.ListFields()
+    return empty and item.name not in ("sequence_batching", "ensemble_scheduling")
+
+
+def _parse_error(name: str, text: str) -> UsageError:
+    place = re.match(r"(\d+):\d+ : ", text)
+    where = f", row {place[1]}" if place else ""
+    unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', text)
+    if unknown is not None:
+        known = [item.name for item in message(unknown[1].replace(".", "_")).DESCRIPTOR.fields] if (
+            "." not in unknown[1]
+        ) else []  # fmt: skip
+        return _config_error(name, f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known), where)
+    return _config_error(name, text[place.end() :] if place else text, "protobuf text format", where)
+
+
+def _config_error(name: str, text: str, hint: str | None, where: str = "") -> UsageError:
+    return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=hint)
+
+
+def _file_name(name: str, config: Any) -> str:
+    given, key = config.default_model_filename, "default_model_filename"
+    if _is_python_engine(config):
+        given, key = config.parameters["engine"].string_value, "engine"
+    if given and (given != Path(given).name or given.startswith(".")):
+        raise _config_error(name, f"`{key}` is `{given}`, expected a file name", "`model.onnx`")
+    return str(given)
+
+
+def _is_python_engine(config: Any) -> bool:
+    """Whether `deploy triton --backend python` wrote it: an engine that Triton runs through its Python backend."""
+    return config.backend == "python" and "engine" in config.parameters
+
+
+def _with_batching(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+    largest = config.max_batch_size
+    if largest < 0:
+        raise _config_error(name, f"`max_batch_size` is {largest}", "0 for a model without a batch dimension")
+    settings = replace(settings, has_batch=largest > 0, max_request_rows=largest or None)
+    if not config.HasField("dynamic_batching"):
+        return replace(settings, join=False)
+    if not largest:
+        raise _config_error(name, "`dynamic_batching` without `max_batch_size`", "the largest batch")
+    batching = config.dynamic_batching
+    preferred = [*batching.preferred_batch_size]
+    if any(not 1 <= size <= largest for size in preferred):
+        raise _config_error(name, f"`preferred_batch_size` is {preferred}", f"1 to {largest}")
+    levels = batching.priority_levels or settings.priority_levels
+    default = batching.default_priority_level
+    if batching.priority_levels and not 1 <= default <= levels:
+        raise _config_error(name, f"`default_priority_level` is {default}", f"1 to {levels}")
+    policy = batching.default_queue_policy
+    return replace(
+        settings,
+        join=True,
+        max_batch=max(preferred, default=largest),
+        max_wait_ms=batching.max_queue_delay_microseconds / 1e3,
+        max_queue=policy.max_queue_size or settings.max_queue,
+        priority_levels=levels,
+        default_priority=default or settings.default_priority,
+        default_timeout_us=policy.default_timeout_microseconds,
+        allow_timeout=policy.allow_timeout_override or not batching.HasField("default_queue_policy"),
+    )
+
+
+def _with_versions(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+    chosen = config.version_policy.WhichOneof("policy_choice")
+    if chosen == "all":
+        return replace(settings, policy=VersionPolicy(newest=None))
+    if chosen == "specific":
+        named = tuple(config.version_policy.specific.versions)
+        if not named or min(named) < 1:
+            raise _config_error(name, f"`version_policy` names the versions {[*named]}", "1 or more")
+        return replace(settings, policy=VersionPolicy(named=named))
+    return replace(settings, policy=VersionPolicy(newest=max(config.version_policy.latest.num_versions, 1)))
+
+
+def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
+    parameters = {key: value.string_value for key, value in config.parameters.items()}
+    for unknown in sorted(parameters.keys() - {*_PARAMETERS}):
+        nearest = suggest(unknown, _PARAMETERS)
+        if nearest.startswith("did you mean"):
+            raise _config_error(name, f"the parameter `{unknown}` is not supported", nearest)
+        log.info("`%s` of `%s`: the parameter `%s` is without effect here", CONFIG_FILE, name, unknown)
+    if len(config.instance_group) > 1:
+        raise _config_error(name, f"{len(config.instance_group)} instance groups", "one, with `count`")
+    changed: dict[str, Any] = {}
+    for group in config.instance_group:
+        kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        if group.count < 0:
+            raise _config_error(name, f"`count` of the instance group is {group.count}", "1 or more")
+        if group.count:
+            changed["contexts"] = group.count
+        if group.gpus and kind == "KIND_CPU":
+            raise _config_error(name, "`gpus` in a group of KIND_CPU", "KIND_GPU")
+        if kind == "KIND_CPU":
+            changed["device"] = "cpu"
+        elif group.gpus or kind == "KIND_GPU":
+            changed["device"] = ",".join(f"cuda:{number}" for number in (group.gpus or [0]))
+    if config.optimization.HasField("cuda"):
+        changed["graphs"] = config.optimization.cuda.graphs
+    if "device" in parameters:
+        changed["device"] = parameters["device"]
+    if "providers" in parameters:
+        changed["providers"] = parse_names(parameters["providers"])
+    if "allow_fallback" in parameters:
+        if parameters["allow_fallback"] not in ("true", "false"):
+            raise _config_error(name, f"`allow_fallback` is `{parameters['allow_fallback']}`", "`true` or `false`")
+        changed["allow_fallback"] = parameters["allow_fallback"] == "true"
+    return replace(runtime, **changed)
+
+
+def build_config(settings: ModelSettings, path: Path, build: BuildConfig) -> BuildConfig:
+    """`build` for the batches and shapes of a model's configuration, where it names none itself.
+
+    The smallest batch is 1, the largest `max_batch_size` (`serve --max-batch`), the usual one the largest that is joined.
+    """
+    largest = settings.max_batch if settings.config is None else settings.max_request_rows
+    if build.profiles or (settings.config is None and not largest):
+        return build
+    signature = open_model(path).signature
+    shapes, opened = dict(build.shapes), dict[str, ShapeRange]()
+    usual = min((settings.max_batch if settings.join else None) or largest or 1, largest or 1)
+    for item in settings.config.input if settings.config is not None else ():
+        spec = next((spec for spec in signature.inputs if spec.name == item.name), None)
+        sizes = (*((largest or 1,) if settings.has_batch else ()), *_engine_dims(item))
+        if spec is None or spec.name in shapes or not set(spec.dynamic) - set(signature.batch_axes(spec)):
+            continue
+        if min(sizes, default=0) > 0:
+            shapes[spec.name] = sizes
+            continue
+        spans = [_OPEN_SIZES if size < 0 else (size,) * 3 for size in sizes]
+        if settings.has_batch:
+            spans[0] = (1, usual, largest or 1)
+        opened[spec.name] = ShapeRange(*zip(*spans, strict=True))
+    if opened and not shapes and opened.keys() == {spec.name for spec in signature.inputs if spec.dynamic}:
+        log.warning("`%s` is built for %s: `dims` are open; `--profile` sets other sizes", path.name, Profile(opened))
+        return replace(build, profiles=(Profile(opened),))
+    batch = build.batch
+    if batch is None and largest and any(signature.batch_axes(spec) for spec in signature.inputs):
+        batch = (1, usual, largest)
+    return replace(build, shapes=shapes, batch=batch)
+
+
+def _engine_dims(item: Any) -> Sequence[int]:
+    """Sizes of the engine's tensor without its batch, by the configuration of an input or output."""
+    return [*(item.reshape.shape if item.HasField("reshape") else item.dims)]
+
+
+def check_engine(
+    settings: ModelSettings, backend: str, signature: Signature, name: str, profiles: Sequence[Profile] = ()
+) -> None:
+    """`EngineError` unless the engine is what the configuration declares: its backend, inputs and outputs, and a batch that
+    it takes."""
+    config = settings.config
+    if config is None:
+        return
+    backends = {"backend": _CONFIG_BACKENDS.get(backend, backend), "platform": PLATFORMS.get(backend, backend)}
+    if _is_python_engine(config):
+        del backends["backend"]
+    for key, own in backends.items():
+        if (declared := getattr(config, key)) and declared != own:
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: `{key}` is `{declared}`, the engine's is `{own}`", hint="leave it out"
+            )
+    for side, tensors in (("inputs", config.input), ("outputs", config.output)):
+        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(signature, side)})
+    if settings.has_batch:
+        _check_batch(config.max_batch_size, signature, name, profiles)
+
+
+def _check_batch(largest: int, signature: Signature, name: str, profiles: Sequence[Profile]) -> None:
+    """`EngineError` for a `max_batch_size` that the engine does not take, as in Triton."""
+    what = f"`{CONFIG_FILE}` of `{name}`: `max_batch_size` is {largest}"
+    if other := [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]:
+        raise EngineError(
+            f"{what}, and the batch of input `{other[0].name}` is not its first dimension ({other[0].format_symbolic()})",
+            hint="`max_batch_size: 0` and whole shapes in `dims`",
+        )
+    limits = [spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] >= 0]
+    spans = [[span.max[0] for span in profile.ranges.values() if span.max] for profile in profiles]
+    limits += [max(min(sizes) for sizes in spans)] if spans and all(spans) else []
+    if limits and largest > min(limits):
+        fixed = f", or `--batch 1:{largest}:{largest}` where it is built" if signature.batch_axis else ""
+        raise EngineError(
+            f"{what}, the engine takes {min(limits)} row{'s' if min(limits) > 1 else ''} at once",
+            hint=f"`max_batch_size: {min(limits)}`{fixed}",
+        )
+
+
+def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:
+    for item in declared:
+        found = specs.get(item.name)
+        if found is None:
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: the engine has no tensor `{item.name}` there",
+                hint=suggest(item.name, [*specs]),
+            )
+        known = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(item.data_type)
+        dtype = known.name if known is not None else str(item.data_type)
+        shape = found.shape[1:] if settings.has_batch else found.shape
+        dims = _engine_dims(item)
+        fits = len(dims) == len(shape) and all(
+            min(want, have) < 0 or want == have for want, have in zip(dims, shape, strict=True)
+        )
+        if not fits or dtype != CONFIG_DTYPES.get(found.dtype):
+            raise EngineError(
+                f"`{CONFIG_FILE}` of `{name}`: `{item.name}` is {dtype} {[*dims]}, the engine's is {found}",
+                hint="`dims` without the batch dimension where `max_batch_size` is not 0",
+            )
+
+
+def warmup_samples(settings: ModelSettings) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
+    """Runs and input shapes of each sample of `model_warmup`; the values are random ones that fit the model."""
+    return [
+        (
+            max(item.count, 1),
+            {
+                name: settings.engine_shape(name, (*([item.batch_size] if settings.has_batch else []), *given.dims))
+                for name, given in item.inputs.items()
+            },
+        )
+        for item in (settings.config.model_warmup if settings.config is not None else ())
+    ]
+
+
+def describe_config(name: str, settings: ModelSettings, signature: Signature, backend: str, max_batch: int) -> Any:
+    """The `inference.ModelConfig` in force: what was read, completed by the engine's tensors and scheduling."""
+    config = message("ModelConfig")()
+    if settings.config is not None:
+        config.CopyFrom(settings.config)
+    config.name, config.max_batch_size = name, max_batch
+    config.backend, config.platform = _CONFIG_BACKENDS.get(backend, backend), PLATFORMS.get(backend, backend)
+    types = message("ModelInput").DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_name
+    for kind, declared, specs in (
+        ("ModelInput", config.input, signature.inputs),
+        ("ModelOutput", config.output, signature.outputs),
+    ):
+        given = {item.name: item for item in declared}
+        tensors = [given.get(spec.name) or message(kind)(name=spec.name) for spec in specs]
+        for item, spec in zip(tensors, specs, strict=True):
+            item.data_type = types[CONFIG_DTYPES[spec.dtype]].number
+            if not item.HasField("reshape"):
+                item.dims[:] = spec.shape[1:] if max_batch else spec.shape
+        del declared[:]
+        declared.extend(tensors)
+    if not config.HasField("version_policy"):
+        config.version_policy.latest.num_versions = 1
+    if settings.join and max_batch and not config.HasField("dynamic_batching"):
+        config.dynamic_batching.max_queue_delay_microseconds = int(settings.max_wait_ms * 1e3)
+    return config

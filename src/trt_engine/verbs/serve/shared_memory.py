@@ -1,0 +1,166 @@
+"""System shared memory of clients: POSIX regions registered by name, read and written by position.
+
+Regions are read with `pread` and not mapped: a client that shrinks its region gets an error; a mapping would end the server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import threading
+from collections.abc import Container, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from trt_engine.errors import FeedError, UnknownModel, UsageError
+from trt_engine.open_inference.wire_tensors import aligned_buffer
+
+_FOLDER = Path("/dev/shm")
+_KEY = re.compile(r"/?[A-Za-z0-9_.-]{1,250}")
+MAX_REGIONS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """One registered region: `size` bytes from `offset` of the POSIX object `key`."""
+
+    name: str
+    key: str
+    offset: int
+    size: int
+    handle: int
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.size}
+
+
+class SharedMemory:
+    """The regions of a server; large requests read them in other threads."""
+
+    def __init__(self, enabled: bool, prefix: str | None = None, *, own_only: bool = False) -> None:
+        """`prefix`: what keys must begin with; `own_only`: regions must belong to the user of this process."""
+        self.enabled = enabled
+        self._prefix, self._own_only = (prefix or "").lstrip("/"), own_only
+        self._regions: dict[str, Region] = {}
+        self._lock = threading.RLock()
+        """Held while a handle is used, so that none is closed meanwhile."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._regions
+
+    def register(self, name: str, key: str, offset: int, size: int) -> None:
+        """Register a region; `UsageError` where it is not one, or the name is taken."""
+        self._check_enabled()
+        check_name(name, self._regions)
+        if not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
+            raise UsageError(f"`{key[:80]}` is not a key of shared memory", hint="as `/input_region`")
+        if not key.lstrip("/").startswith(self._prefix):
+            raise UsageError(
+                f"`{key}` does not begin with `/{self._prefix}`", hint="`--shared-memory-prefix` of `trt-engine serve`"
+            )
+        try:
+            handle = os.open(_FOLDER / key.lstrip("/"), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise UsageError(f"the shared memory `{key}` cannot be opened: {os.strerror(error.errno or 0)}") from error
+        found = os.fstat(handle)
+        there = found.st_size
+        if not stat.S_ISREG(found.st_mode) or (self._own_only and found.st_uid != os.geteuid()):
+            os.close(handle)
+            raise UsageError(
+                f"the shared memory `{key}` belongs to another user", hint="`--token-file` of `trt-engine serve`"
+            )
+        if offset < 0 or size < 1 or offset + size > there:
+            os.close(handle)
+            raise UsageError(f"bytes {offset} to {offset + size} are outside `{key}`, which has {there}")
+        self._regions[name] = Region(name, key, offset, size, handle)
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise UsageError(
+                "this server does not use shared memory",
+                hint="`--shared-memory-prefix /app_` or `--token-file FILE` of `trt-engine serve`",
+            )
+
+    def unregister(self, name: str = "") -> None:
+        """Forget a region, or all of them; one that is not registered is fine."""
+        with self._lock:
+            for region in [item for item in self._regions.values() if name in ("", item.name)]:
+                del self._regions[region.name]
+                os.close(region.handle)
+
+    def status(self, name: str = "") -> list[Region]:
+        """The regions, or the one of that name; `UnknownModel` where it is not registered."""
+        if not name:
+            return [*self._regions.values()]
+        return [self._find(name)]
+
+    def _find(self, name: str) -> Region:
+        self._check_enabled()
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
+        return region
+
+    def check(self, name: str, offset: int, size: int) -> None:
+        """`UsageError` for a part that is outside of the region, `UnknownModel` for one that is not registered."""
+        check_range(self._find(name), offset, size)
+
+    def read(self, name: str, offset: int, size: int) -> memoryview:
+        """A copy of `size` bytes at `offset` of the region."""
+        with self._lock:
+            region = self._find(name)
+            check_range(region, offset, size)
+            buffer, done = aligned_buffer(size), 0
+            while done < size:
+                count = os.preadv(region.handle, [buffer[done:]], region.offset + offset + done)
+                if count < 1:
+                    raise FeedError(f"the region `{name}` has shrunk", hint="register it again")
+                done += count
+            return buffer
+
+    def write(self, name: str, offset: int, size: int, data: memoryview | bytes) -> None:
+        """Write an output into its part of the region; `UsageError` where it does not fit."""
+        with self._lock:
+            region = self._find(name)
+            check_range(region, offset, size)
+            if len(data) > size:
+                raise UsageError(f"an output has {len(data)} bytes, its part of the region `{name}` {size}")
+            if os.fstat(region.handle).st_size < region.offset + offset + len(data):
+                raise UsageError(f"the region `{name}` has shrunk", hint="register it again")
+            done, view = 0, memoryview(data)
+            while done < len(view):
+                done += os.pwrite(region.handle, view[done:], region.offset + offset + done)
+
+    def close(self) -> None:
+        self.unregister()
+
+
+class _Names(Container[str], Sized, Protocol):
+    """The names of the registered regions."""
+
+
+def check_name(name: str, taken: _Names) -> None:
+    """`UsageError` for a name that no further region can have."""
+    if name in taken:
+        raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
+    if not name or len(name) > 250:
+        raise UsageError(f"`{name[:80]}` cannot be the name of a region", hint="1 to 250 characters")
+    if len(taken) >= MAX_REGIONS:
+        raise UsageError(f"{MAX_REGIONS} regions are registered already", hint="unregister some")
+
+
+class _Region(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+
+
+def check_range(region: _Region, offset: int, size: int) -> None:
+    """`UsageError` for a part that is outside of the region."""
+    if offset < 0 or size < 0 or offset + size > region.size:
+        raise UsageError(
+            f"bytes {offset} to {offset + size} are outside the region `{region.name}`, which has {region.size}"
+        )

@@ -1,0 +1,169 @@
+"""Plays clips as cameras through the whole path, in the child process of `size --video`: packets at their times, decoded,
+prepared, inferred in batches, decoded to results."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from functools import partial
+
+import numpy as np
+import psutil
+
+from trt_engine.config.runtime import Batching
+from trt_engine.device.info import core_count
+from trt_engine.errors import UsageError
+from trt_engine.records.streams import VideoRun
+from trt_engine.reporting.tables import plural
+from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.verbs.size.stream_worker import VideoRequest
+from trt_engine.verbs.size.video_search import search
+from trt_engine.video.pipeline import PARTS, FramePipeline
+from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
+from trt_engine.vision.spec import Vision, vision_of
+
+log = logging.getLogger("trt_engine.verbs.size.video_run")
+
+_SETTLE_S = 0.5
+"""From the last source's first frame to the measured window."""
+_SPREAD_S = 2.0
+"""Sources start within this time: cameras are not in step, and neither are their key frames."""
+_OPEN_S = 0.02
+"""Time to open one more source before the first is due."""
+_FIRST_RUN_S = 2.0
+
+
+def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[VideoRun, ...]:
+    """All runs of the search for the largest number of cameras."""
+    vision = vision_of(engine.engine)
+    assert vision is not None  # checked before the build
+    engine.warmup(2, batch=request.policy.max_batch)
+    cores = core_count()
+    first = play_clips(engine, vision, request, 1, min(_FIRST_RUN_S, request.duration_s), seed=0)
+    fps = sum(clip.fps for clip in request.clips) / len(request.clips)
+    carried = cores * 1e3 / max(1e-3, first.cpu_ms * fps)
+    log.info(
+        "one camera takes %.1f ms of CPU time for a frame: %d cameras at most on %d cores", first.cpu_ms, carried, cores
+    )
+
+    def measure(streams: int, number: int) -> VideoRun:
+        run = play_clips(engine, vision, request, streams, request.duration_s, seed=number)
+        log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
+        return run
+
+    return tuple(search(measure, request.late, start=max(1, int(carried / 2))))
+
+
+def play_clips(
+    engine: InferenceEngine, vision: Vision, request: VideoRequest, streams: int, duration_s: float, *, seed: int
+) -> VideoRun:
+    """`streams` cameras for `duration_s`, each at a phase drawn with `seed`. `UsageError` for a clip that ends."""
+    policy = request.policy
+    batching = Batching(
+        max_batch=policy.max_batch, max_wait_ms=policy.max_wait_ms, workers=policy.contexts,
+        max_rows_waiting=max(streams, 1) + policy.max_batch,
+    )  # fmt: skip
+    frames: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
+
+    def note(source: int, frame: StreamFrame) -> None:
+        answered = frame.result is not None and not isinstance(frame.result, BaseException)
+        frames[source].append((frame.arrived_s, time.perf_counter() if answered else None))
+
+    rng = np.random.default_rng([seed, streams])
+    settings = StreamSettings(paced=True, loop=True, newest_only=True)
+    with FramePipeline(engine.runner, vision, batching) as pipeline:
+        clips = [request.clips[index % len(request.clips)] for index in range(streams)]
+        played = [VideoStream(clip.path, pipeline, partial(note, index), settings) for index, clip in enumerate(clips)]
+        begin_s = time.perf_counter() + 0.1 + _OPEN_S * streams
+        spread_s = min([_SPREAD_S, duration_s, *(clip.frames / clip.fps for clip in clips if clip.frames)])
+        for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
+            stream.start(begin_s + phase_s)
+        try:
+            from_s = begin_s + spread_s + _SETTLE_S
+            _sleep_until(from_s)
+            before = _cpu_times(pipeline, played)
+            psutil.cpu_times_percent()  # counts from here
+            _sleep_until(from_s + duration_s)
+            spent = {name: value - before[name] for name, value in _cpu_times(pipeline, played).items()}
+            machine = psutil.cpu_times_percent()
+            to_s = time.perf_counter()
+            _sleep_until(to_s + request.deadline_ms / 1e3 + 0.05)
+        finally:
+            for stream in played:
+                stream.stop()
+            for stream in played:
+                stream.join()
+    for stream in played:
+        if stream.error is not None:
+            raise UsageError(f"`{stream.source}`: {stream.error}", hint="a clip that a player can play to its end")
+    late_s = request.deadline_ms / 1e3
+    rows = [
+        (source, float(arrived_s - from_s), ended_s is not None, bool(ended_s is None or ended_s - arrived_s > late_s),
+         0.0 if ended_s is None else ended_s - arrived_s)
+        for source, clip in enumerate(clips)
+        for arrived_s, ended_s in [*frames[source], *_unseen(frames[source], 1 / clip.fps, to_s)]
+        if from_s <= arrived_s < to_s
+    ]  # fmt: skip
+    all_cores = (100 - machine.idle - getattr(machine, "iowait", 0.0)) / 100 * (psutil.cpu_count() or 1)
+    return _run_record(streams, rows, to_s - from_s, spent, all_cores)
+
+
+def _unseen(seen: list[tuple[float, float | None]], interval_s: float, to_s: float) -> list[tuple[float, None]]:
+    """Arrivals up to `to_s` of frames that a source which is behind has not decoded yet."""
+    last_s = max((arrived_s for arrived_s, _ in seen), default=to_s)
+    return [(last_s + interval_s * number, None) for number in range(1, int((to_s - last_s) / interval_s - 0.5) + 1)]
+
+
+def _run_record(
+    streams: int,
+    rows: list[tuple[int, float, bool, bool, float]],
+    wall_s: float,
+    spent: dict[str, float],
+    all_cores: float,
+) -> VideoRun:
+    count = max(1, len(rows))
+    by_second: dict[int, list[bool]] = defaultdict(list)
+    by_source: dict[int, list[bool]] = defaultdict(list)
+    for source, arrived_s, _, is_late, _ in rows:
+        by_second[int(arrived_s)].append(is_late)
+        by_source[source].append(is_late)
+    latencies_ms = [1e3 * latency_s for _, _, answered, _, latency_s in rows if answered]
+    p50_ms, p99_ms = (float(np.quantile(latencies_ms, q)) if latencies_ms else None for q in (0.5, 0.99))
+    process_s = spent.pop("process")
+    spent["host"] = process_s - sum(spent.values())
+    return VideoRun(
+        streams=streams,
+        frames=len(rows),
+        late=sum(answered and is_late for _, _, answered, is_late, _ in rows),
+        dropped=sum(not answered for _, _, answered, _, _ in rows),
+        late_blocks=tuple(round(float(np.mean(block)), 6) for _, block in sorted(by_second.items())),
+        worst_share=max((float(np.mean(block)) for block in by_source.values()), default=1.0),
+        p50_ms=p50_ms,
+        p99_ms=p99_ms,
+        busy_cores=process_s / wall_s,
+        other_cores=max(0.0, all_cores - process_s / wall_s),
+        parts={name: 1e3 * seconds / count for name, seconds in spent.items()},
+    )
+
+
+def _cpu_times(pipeline: FramePipeline, streams: list[VideoStream]) -> dict[str, float]:
+    """CPU seconds so far, by part and of the process.
+
+    The engine's are those of the calls and of threads that Python did not start: the pool of ONNX Runtime.
+    """
+    own = {thread.native_id for thread in threading.enumerate()}
+    process = psutil.Process()
+    pool_s = sum(item.user_time + item.system_time for item in process.threads() if item.id not in own)
+    found = dict.fromkeys(PARTS, 0.0)
+    for times in (*pipeline.times, *(stream.times for stream in streams)):
+        for name, seconds in times.seconds.items():
+            found[name] += seconds
+    found["engine"] += pool_s + sum(cpu_s for _, _, cpu_s in list(pipeline.meter.batches))
+    return found | {"process": time.process_time()}
+
+
+def _sleep_until(at_s: float) -> None:
+    while (left_s := at_s - time.perf_counter()) > 0:
+        time.sleep(left_s)

@@ -1,0 +1,1 @@
+"""Video: decoders, streams in real time, frames through an engine, drawn clips."""

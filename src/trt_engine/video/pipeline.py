@@ -1,0 +1,145 @@
+"""Frames of any number of streams through one engine: prepared in the caller's thread, batched, decoded to results.
+
+`prepare` and `submit` belong to the thread of a stream. The batcher's threads run the engine, a few threads decode its
+outputs. Each thread notes the CPU time of its part, so that the parts can be added up to the process.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any
+
+from trt_engine.config.runtime import Batching
+from trt_engine.protocols import RunnerBase
+from trt_engine.runtime.batcher import Batcher
+from trt_engine.runtime.metered_runner import MeteredRunner
+from trt_engine.video.decoder import Frame
+from trt_engine.vision.image_inference import ImageResult, ImageRunner
+from trt_engine.vision.preprocess import Preprocessor
+from trt_engine.vision.spec import Vision
+
+PARTS = ("decoder", "pre-processing", "engine", "post-processing")
+"""What is timed; the rest of the process is the host's."""
+
+
+class PartTimes:
+    """CPU seconds of one thread by part. The thread that made it writes, others read."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(PARTS, 0.0)
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Add the thread's CPU time inside to `part`, one of `PARTS`."""
+        started = time.thread_time()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.thread_time() - started
+
+
+@dataclass(frozen=True, slots=True)
+class FrameResult:
+    """What the engine found in one frame."""
+
+    frame: Frame
+    prepared: ImageRunner
+    result: ImageResult
+    done_s: float
+    """When it was decoded, by `time.perf_counter`."""
+
+
+class FramePipeline:
+    """Runs frames through an engine, whichever stream they are from. Close it after the streams."""
+
+    def __init__(
+        self,
+        runner: RunnerBase,
+        vision: Vision,
+        batching: Batching | None = None,
+        *,
+        min_score: float = 0.25,
+        top: int = 1,
+        decoders: int = 2,
+    ) -> None:
+        """`decoders` threads turn outputs into results with a score of at least `min_score`, or the `top` classes.
+
+        Raises `UsageError` for a declaration that does not fit the engine's inputs and outputs.
+        """
+        self.meter = MeteredRunner(runner)
+        self.vision, self._signature = vision, runner.signature
+        self._preprocessor = Preprocessor(vision.preprocess, vision.input_spec(runner.signature).dtype)
+        self._min_score, self._top = min_score, top
+        self._batcher = Batcher(self.meter, batching, profiles=runner.profiles)
+        self._outputs: SimpleQueue[_Work | None] = SimpleQueue()
+        self.times = [PartTimes() for _ in range(decoders)]
+        """CPU times of the threads that decode outputs."""
+        self._threads = [
+            threading.Thread(target=self._decode_outputs, args=(times,), name=f"results-{number}", daemon=True)
+            for number, times in enumerate(self.times)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def prepare(self, frame: Frame) -> ImageRunner:
+        """The frame as one row of the engine's input."""
+        return ImageRunner.prepare(
+            frame.image(), self.vision, self._signature, preprocessor=self._preprocessor, rows=1
+        )  # fmt: skip
+
+    def submit(
+        self, frame: Frame, prepared: ImageRunner, done: Callable[[FrameResult | BaseException], None]
+    ) -> Future[dict[str, Any]]:
+        """Queue a frame; `done` is called with its result, or with what failed, unless the future is cancelled first.
+
+        Raises `Overloaded` if too many wait.
+        """
+
+        def answered(future: Future[dict[str, Any]]) -> None:
+            if not future.cancelled():
+                self._outputs.put(_Work(frame, prepared, future, done))
+
+        return self._batcher.submit(prepared.feeds, done=answered)
+
+    def _decode_outputs(self, times: PartTimes) -> None:
+        while (work := self._outputs.get()) is not None:
+            found: FrameResult | BaseException
+            try:
+                outputs = work.future.result()
+                with times.timed("post-processing"):
+                    result = work.prepared.decode(outputs, self._min_score, self._top)
+                found = FrameResult(work.frame, work.prepared, result, time.perf_counter())
+            except BaseException as error:  # the thread serves every stream: each gets its own error
+                found = error
+            work.done(found)
+
+    def close(self) -> None:
+        """Finish what waits and end the threads; the runner stays open. Idempotent."""
+        self._batcher.close()
+        for _ in self._threads:
+            self._outputs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def __enter__(self) -> FramePipeline:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """A frame whose outputs are to be decoded."""
+
+    frame: Frame
+    prepared: ImageRunner
+    future: Future[dict[str, Any]]
+    done: Callable[[FrameResult | BaseException], None]
