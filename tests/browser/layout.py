@@ -32,8 +32,10 @@ HANG_S = 120
 
 # The page stands in a frame as wide as asked for, as it is (`srcdoc` keeps its policy); the measuring stands outside of it.
 _MEASURE = """<!doctype html><meta charset="utf-8"><body style="margin:0"><pre id="found"></pre><script>
-const luminance = colour => {
-  const [r, g, b] = colour.match(/[\\d.]+/g).slice(0, 3).map(v => v / 255)
+const pixel = document.createElement("canvas").getContext("2d", { willReadFrequently: true });
+const luminance = (...colours) => {
+  for (const colour of colours) { pixel.fillStyle = colour; pixel.fillRect(0, 0, 1, 1); }
+  const [r, g, b] = [...pixel.getImageData(0, 0, 1, 1).data].slice(0, 3).map(v => v / 255)
     .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4);
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 };
@@ -81,8 +83,8 @@ function look(frame, width) {
   for (const item of page.querySelectorAll("main *")) {
     const words = [...item.childNodes].some(node => node.nodeType === 3 && node.data.trim());
     if (!words || item.matches("title, desc, svg .on")) continue;
-    const style = view.getComputedStyle(item), ink = luminance(item.closest("svg") ? style.fill : style.color);
-    const paper = luminance(behind(item)), ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    const style = view.getComputedStyle(item), back = behind(item), paper = luminance(back);
+    const ink = luminance(back, item.closest("svg") ? style.fill : style.color), ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
     const name = item.tagName + "." + (item.getAttribute("class") || "") + " " + ratio.toFixed(2);
     if (ratio < 4.5 && !seen.has(name)) { seen.add(name); say("too little contrast", name); }
   }
