@@ -84,7 +84,8 @@ function look(frame, width) {
     const words = [...item.childNodes].some(node => node.nodeType === 3 && node.data.trim());
     if (!words || item.matches("title, desc, svg .on")) continue;
     const style = view.getComputedStyle(item), back = behind(item), paper = luminance(back);
-    const ink = luminance(back, item.closest("svg") ? style.fill : style.color), ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
+    const ink = luminance(back, item.closest("svg") ? style.fill : style.color);
+    const ratio = (Math.max(ink, paper) + 0.05) / (Math.min(ink, paper) + 0.05);
     const name = item.tagName + "." + (item.getAttribute("class") || "") + " " + ratio.toFixed(2);
     if (ratio < 4.5 && !seen.has(name)) { seen.add(name); say("too little contrast", name); }
   }
