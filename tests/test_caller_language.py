@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import logging
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -161,3 +162,18 @@ def test_a_mistake_in_a_plan_is_answered_with_its_keys(wrong: str, model: str) -
         te.run(plan, "out")
     text = str(refused.value)
     assert "plan.yaml" in text and "`-" not in text, text
+
+
+def test_a_warning_of_a_call_names_arguments_on_stderr_and_in_handlers(
+    tmp_path: Path, from_python: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("trt_engine"), "propagate", False)  # pytest's own handler stays out
+    te.log_to  # noqa: B018  # the first name that is resolved
+    log = logging.getLogger("trt_engine.verbs.size.doubling")
+    log.warning("twice N exceeds `--max-batch %d`", 8)
+    log.info("`--max-batch 9`")
+    assert capsys.readouterr().err == "twice N exceeds `max_batch=8`\n"
+    with te.log_to(tmp_path / "log.txt"):
+        log.warning("twice N exceeds `--max-batch %d`", 16)
+    assert (tmp_path / "log.txt").read_text().endswith("size.doubling: twice N exceeds `max_batch=16`\n")
+    assert capsys.readouterr().err == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -78,11 +79,36 @@ te.profile(engine, on_stage=print)  # wrong
 te.compare(engine, engine, fail_iff=["slower:3%"])  # wrong
 te.evaluate(engine, "val", limits=8)  # wrong
 te.quantize("m", "int8", targett="tensorrt")  # wrong
+te.quantize("m", to="int9")  # wrong
+if sizing.capacity is not None:
+    print(sizing.capacity.streams)
 te.bundle("meta.json", "out", batch_size=8)  # wrong
 te.convert("m.pt2", simplfy=True)  # wrong
 te.Batching(max_bach=3)  # wrong
 nothing: str = te.size("m")  # wrong
 """
+
+
+@pytest.mark.parametrize("name", [one for one in te.__all__ if inspect.isfunction(getattr(te, one))])
+def test_help_lists_each_setting_with_type_default_and_meaning(name: str) -> None:
+    function, shown = getattr(te, name), inspect.signature(getattr(te, name)).parameters
+    own = inspect.signature(inspect.unwrap(function)).parameters
+    (settings_of,) = [str(item.annotation) for item in own.values() if item.kind is item.VAR_KEYWORD] or ["Unpack[]"]
+    generator = _generator()
+    for kind in (one for one in generator.KINDS if f"Unpack[{one.name}]" == settings_of):
+        typed = {*generator.inherited(kind), *(one for one, _, _ in generator.fields_of(kind))}
+        assert typed == shown.keys() - own.keys()
+    assert not any(item.kind is item.VAR_KEYWORD for item in shown.values())
+    for one in shown.keys() - own.keys():
+        text = re.search(rf"^{one}: {re.escape(shown[one].annotation)} = (.+)\n    \S", function.__doc__, re.MULTILINE)
+        assert one == "batching" or (text is not None and text[1] == repr(shown[one].default))
+
+
+def test_a_value_without_a_name_too_many_says_which_names_there_are() -> None:
+    with pytest.raises(
+        TypeError, match=r"takes `model` by position, found 2\nhint: .*te.build\(model, out='b.engine'\)"
+    ):
+        te.build("a.onnx", "b.engine")  # type: ignore[misc]
 
 
 @pytest.mark.slow

@@ -24,6 +24,7 @@ sys.path.insert(0, str(SOURCE.parent))  # this tree's settings, whatever is inst
 
 import trt_engine  # noqa: E402
 from trt_engine.config import bench, build, convert, evaluate, precision, profiles, runtime, settings, streams  # noqa: E402
+from trt_engine.config.caller_language import in_python  # noqa: E402
 from trt_engine.verbs.batch import config as batch  # noqa: E402
 from trt_engine.verbs.deploy import config as deploy  # noqa: E402
 from trt_engine.verbs.loadtest import config as loadtest  # noqa: E402
@@ -266,6 +267,7 @@ def text() -> str:
 
 def documented(help: str) -> list[str]:
     """The help of a setting under its line, where editors show it."""
+    help = in_python(help)
     sentence = f"{help[:1].upper()}{help[1:]}".rstrip(".") + "."
     lines, line = [], '    """'
     for word in sentence.replace("\\", "\\\\").split():

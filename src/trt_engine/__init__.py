@@ -93,9 +93,10 @@ def __getattr__(name: str) -> object:
         raise AttributeError(f"module 'trt_engine' has no attribute {name!r}")
     import importlib
 
-    from trt_engine import display, errors
+    from trt_engine import display, errors, logs
 
     display.results, errors.in_python = _results, _in_python
+    logs.use_callers_language()
     value: object = getattr(importlib.import_module(f"trt_engine.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -37,7 +37,8 @@ in_python: Callable[[str], str] | None = None
 its first name."""
 
 
-def _spoken(text: str) -> str:
+def in_callers_language(text: str) -> str:
+    """The text as it is written in a command, in Python with keyword arguments in place of options."""
     return text if in_shell or in_python is None else in_python(text)
 
 
@@ -59,7 +60,7 @@ class Explained(BaseException):
     @property
     def message(self) -> str:
         """What was found, and what was expected, in the language of the caller."""
-        return _spoken(self._message)
+        return in_callers_language(self._message)
 
     @message.setter
     def message(self, text: str) -> None:
@@ -68,7 +69,7 @@ class Explained(BaseException):
     @property
     def hint(self) -> str | None:
         """What to type next, in the language of the caller; None for nothing."""
-        return None if self._hint is None else _spoken(self._hint)
+        return None if self._hint is None else in_callers_language(self._hint)
 
     @hint.setter
     def hint(self, text: str | None) -> None:

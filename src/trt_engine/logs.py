@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from trt_engine.atomic_io import os_errors
-from trt_engine.errors import UsageError
+from trt_engine.errors import UsageError, in_callers_language
 from trt_engine.escapes import escape_lines
 
 LEVELS = {
@@ -158,6 +158,32 @@ def attach_handler(handler: logging.Handler) -> Iterator[None]:
         yield
     finally:
         _outputs.remove(handler)
+
+
+class _CallersLanguage(logging.Handler):
+    """The first handler of the package: the others, and those of the application, have messages in the caller's language.
+
+    Where there are no others, warnings go to stderr as Python's `logging.lastResort` writes them.
+    """
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        try:
+            record.msg, record.args = in_callers_language(record.getMessage()), ()
+        except (TypeError, ValueError):  # a message that does not fit its arguments; the next handler reports it
+            return False
+        others = len(_PACKAGE.handlers) > 1 or (_PACKAGE.propagate and logging.getLogger().handlers)
+        if (last := logging.lastResort) is not None and not others and record.levelno >= last.level:
+            last.handle(record)
+        return True
+
+
+_CALLERS_LANGUAGE = _CallersLanguage()
+
+
+def use_callers_language() -> None:
+    """Log messages in the caller's language from now on. Idempotent."""
+    if _CALLERS_LANGUAGE not in _PACKAGE.handlers:
+        _PACKAGE.handlers.insert(0, _CALLERS_LANGUAGE)
 
 
 class _Handler(logging.Handler):

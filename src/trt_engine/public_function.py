@@ -1,4 +1,4 @@
-"""Decorator of public functions: rejects unknown keyword arguments and handles `progress`."""
+"""Decorator of public functions: lists their settings, rejects unknown arguments and handles `progress`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import errno
 import functools
 import inspect
 import os
+import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,16 +22,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 def public_function(function: F) -> F:
     """The function as users call it.
 
-    A keyword argument that it does not have is a `UsageError` with the nearest name. Where it has `progress`, what the call
-    does is reported that way (`trt_engine.progress`); the function itself need not look at it.
+    Its signature and its docstring list the settings by name, as `verbs/settings_types.pyi` has them. A keyword argument
+    that it does not have is a `UsageError` with the nearest name, a positional one too many a `TypeError` with a hint.
+    Where it has `progress`, what the call does is reported that way (`trt_engine.progress`); the function itself need not
+    look at it.
     """
-    parameters = inspect.signature(function).parameters
-    plain = {name for name, item in parameters.items() if item.kind in (item.KEYWORD_ONLY, item.POSITIONAL_OR_KEYWORD)}
+    signature = inspect.signature(function)
+    shown, text = _with_settings(function, signature)
+    plain = {name for name, item in shown.parameters.items() if item.kind is not item.VAR_POSITIONAL}
+    by_position = [item.name for item in signature.parameters.values() if item.kind is item.POSITIONAL_OR_KEYWORD]
+    most = len(by_position) if all(item.kind is not item.VAR_POSITIONAL for item in shown.parameters.values()) else None
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if (unknown := kwargs.keys() - plain) and (unknown := unknown - _settings_names(function, parameters)):
-            raise _unknown_argument(function, sorted(unknown)[0], plain | _settings_names(function, parameters))
+        if unknown := kwargs.keys() - plain:
+            raise _unknown_argument(function, sorted(unknown)[0], plain)
+        if most is not None and len(args) > most:
+            raise _positional_argument(function, by_position, shown, args)
         try:
             if "progress" not in plain:
                 return function(*args, **kwargs)
@@ -41,22 +49,70 @@ def public_function(function: F) -> F:
                 raise
             raise _long_name(error) from error
 
+    call.__doc__ = text
+    call.__signature__ = shown  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -> tuple[inspect.Signature, str]:
+    """The signature and the docstring with each setting in place of `**settings`."""
+    text = inspect.getdoc(function) or ""
+    *named, last = signature.parameters.values()
+    settings = _typed_settings().get(str(last.annotation).removeprefix("Unpack[").removesuffix("]"))
+    if last.kind is not last.VAR_KEYWORD or settings is None:
+        return signature, text
+    kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
+    known = {item.name: item for kind in kinds for item in reversed(_fields(function, kind))}
+    lines = ["", "", "Settings, by name:", ""]
+    for name, (annotation, help) in settings.items():
+        item = known[name]
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        named.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=annotation))
+        lines += [f"{name}: {annotation} = {default!r}", *(f"    {line}" for line in help.splitlines())]
+    return signature.replace(parameters=named), text + "\n".join(lines)
+
+
+def _fields(function: Callable[..., Any], config: str) -> tuple[dataclasses.Field[Any], ...]:
+    return dataclasses.fields(getattr(sys.modules[function.__module__], config))
+
+
+@functools.cache
+def _typed_settings() -> dict[str, dict[str, tuple[str, str]]]:
+    """The classes of settings: name -> the annotation and the help of each setting, inherited ones last."""
+    found: dict[str, dict[str, tuple[str, str]]] = {}
+    types = Path(__file__).parent / "verbs" / "settings_types.pyi"
+    if not types.is_file():  # frozen applications leave such files out
+        return found
+    for block in types.read_text(encoding="utf-8").split("\nclass ")[1:]:
+        name, bases = re.match(r"(\w+)\((.*), total", block).groups()  # type: ignore[union-attr]
+        own = {item[0]: (" ".join(item[1].split()), inspect.cleandoc(item[2])) for item in _SETTING.findall(block)}
+        found[name] = own | {key: value for base in bases.split(", ") for key, value in found.get(base, {}).items()}
+    return found
+
+
+_SETTING = re.compile(
+    r'^    (\w+): (Literal\[\n.*?\n    \][^\n]*|[^\n]+)(?:\n    """(.*?)""")?', re.MULTILINE | re.DOTALL
+)
+
+
+def _positional_argument(
+    function: Callable[..., Any], names: list[str], shown: inspect.Signature, args: tuple[Any, ...]
+) -> TypeError:
+    """What to write in place of the first argument that has no place."""
+    verb, extra = function.__name__, args[len(names)]
+    takes = f"takes {', '.join(f'`{name}`' for name in names) or 'nothing'} by position"
+    text = repr(extra) if isinstance(extra, str | int | float | Path) else "..."
+    named = "out" if isinstance(extra, str | Path) and "out" in shown.parameters else "NAME"
+    return TypeError(
+        f"`te.{verb}` {takes}, found {len(args)}\n"
+        f"hint: name the others, as `te.{verb}({', '.join([*names, f'{named}={text}'])})`; `help(te.{verb})` lists them"
+    )
 
 
 def _long_name(error: OSError) -> TrtEngineError:
     from trt_engine.atomic_io import os_error
 
     return os_error(error, Path(os.fsdecode(error.filename)))
-
-
-def _settings_names(function: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]) -> set[str]:
-    """The names that `**settings` takes: the fields of the config classes among the parameters."""
-    if not any(item.kind is item.VAR_KEYWORD for item in parameters.values()):
-        return set()
-    kinds = {part for item in parameters.values() for part in str(item.annotation).split(" | ")}
-    configs = [getattr(sys.modules[function.__module__], name) for name in kinds if name.endswith("Config")]
-    return {item.name for config in configs for item in dataclasses.fields(config)}
 
 
 def _unknown_argument(function: Callable[..., Any], name: str, known: set[str]) -> UsageError:

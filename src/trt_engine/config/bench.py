@@ -60,7 +60,7 @@ class BenchRunConfig(Config):
 
     isolate: bool = opt(False, "measure in a child process: a crash there is an error here")
     memory_limit: int | None = opt(
-        None, "with --isolate: memory limit, as 4GiB [default: free memory]", parse=parse_bytes, metavar="SIZE", ge=1
+        None, "with `--isolate`: memory limit, as 4GiB [default: free memory]", parse=parse_bytes, metavar="SIZE", ge=1
     )
     log: Path | None = opt(None, "file of the text log", flags="", parse=Path)
     out: Path | None = opt(
@@ -95,7 +95,7 @@ class CompareConfig(Config):
         (), "slower:3%, p99-slower:5%, maybe-slower:3% (exit code 8) or error:1e-3 (exit code 7)", multiple=True,
         metavar="RULE", accepts="Sequence[str]",
     )  # fmt: skip
-    baseline: Path | None = opt(None, "compare with a file of --save-baseline", parse=Path, metavar="FILE")
+    baseline: Path | None = opt(None, "compare with a file of `--save-baseline`", parse=Path, metavar="FILE")
     save_baseline: Path | None = opt(None, "save the first engine's times for CI", parse=Path, metavar="FILE")
     restarts: int = opt(12, "reload all engines N times")
     out: Path | None = opt(

@@ -41,11 +41,11 @@ class BuildConfig(Config):
     )  # fmt: skip
     precision: str | None = opt(None, "what the engine must compute in [default: as the graph is]", choices=PRECISIONS)
     calib_data: str | None = opt(
-        None, "calibration data where --precision requires quantising the graph: a folder, .npz", metavar="DATA",
+        None, "calibration data where `--precision` requires quantising the graph: a folder, .npz", metavar="DATA",
         group="Input",
     )  # fmt: skip
     preprocess: str | None = opt(
-        None, "how images of --calib-data become inputs, instead of what the model declares",
+        None, "how images of `--calib-data` become inputs, instead of what the model declares",
         metavar=PREPROCESS_METAVAR, group="Input",
     )  # fmt: skip
     profiles: tuple[Profile, ...] = opt(
@@ -86,11 +86,11 @@ class BuildConfig(Config):
     )  # fmt: skip
     optimize_for: str = opt(
         "latency", "what is measured: the median at the profile's optimum, queries per second at its maximum, or queries "
-        "per second of those whose p99 is within --deadline-ms", choices=OBJECTIVES, group="Candidates",
+        "per second of those whose p99 is within `--deadline-ms`", choices=OBJECTIVES, group="Candidates",
     )  # fmt: skip
     max_p99_ms: float | None = opt(
         None,
-        "the p99 that --optimize-for deadline allows",
+        "the p99 that `--optimize-for deadline` allows",
         flags="--deadline-ms",
         gt=0,
         metavar="MS",
@@ -104,7 +104,7 @@ class BuildConfig(Config):
         0.01, "how far a candidate's AP or top-1 may be below that of the first", ge=0, group="Candidates"
     )
     retry: bool = opt(
-        True, "retry after known failures with changed settings, logged (--no-retry to stop at the first failure)",
+        True, "retry after known failures with changed settings, logged (`--no-retry` to stop at the first failure)",
         in_key=False, group="Advanced",
     )  # fmt: skip
     providers: tuple[str, ...] = opt(
@@ -115,11 +115,12 @@ class BuildConfig(Config):
         False, "let a provider that cannot run be replaced by the next; it is recorded", group="Advanced"
     )
     fuse: bool = opt(
-        True, "fuse attention, norms and activations into ONNX Runtime's operators (--no-fuse to leave the graph as it is)",
+        True,
+        "fuse attention, norms and activations into ONNX Runtime's operators (`--no-fuse` to leave the graph as it is)",
         group="Advanced",
     )  # fmt: skip
     parity: bool = opt(
-        True, "compare the engine with plain ONNX Runtime on one input (--no-parity to leave it out)", in_key=False,
+        True, "compare the engine with plain ONNX Runtime on one input (`--no-parity` to leave it out)", in_key=False,
         group="Advanced",
     )  # fmt: skip
     parity_rtol: float | None = opt(

@@ -38,7 +38,7 @@ class ConvertConfig(Config):
     dynamic: Any = opt(
         None, "dynamic axes: images:0=batch@1..64,2=height@64..640/32 [default: 0=batch]", multiple=True, metavar="SPEC"
     )
-    opset: int | None = opt(None, "ONNX opset [default: 20, or the highest that --target takes]")
+    opset: int | None = opt(None, "ONNX opset [default: 20, or the highest that `--target` takes]")
     target: ConvertTarget = opt("all", "the runtime", choices=get_args(ConvertTarget))
     exporter: Any = opt(
         "auto", "PyTorch's exporter [default: dynamo, then torchscript]", choices=("auto", *EXPORTERS),

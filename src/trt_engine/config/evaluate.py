@@ -28,7 +28,7 @@ class EvaluateConfig(Config):
 
     batch: int | None = opt(None, "images per query [default: 8, within the profile]", ge=1)
     max_samples: int | None = opt(None, "at most N images [default: all]", ge=1)
-    seed: int | None = opt(None, "with --max-samples: random images [default: the first N]", ge=0)
+    seed: int | None = opt(None, "with `--max-samples`: random images [default: the first N]", ge=0)
     baseline: Any = opt(
         None, "also evaluate this baseline on the same images", metavar="ENGINE|MODEL",
         accepts="Engine | Path | str | None",
@@ -56,26 +56,26 @@ class InferConfig(Config):
     video: Any = opt(
         None, "a clip or an RTSP address, frame by frame", metavar="FILE|URL", accepts="Path | str | None"
     )  # fmt: skip
-    max_frames: int | None = opt(None, "with --video: end after N frames", ge=1)
-    batch: int | None = opt(None, "with --random: rows [default: the profile's optimum]", ge=1)
+    max_frames: int | None = opt(None, "with `--video`: end after N frames", ge=1)
+    batch: int | None = opt(None, "with `--random`: rows [default: the profile's optimum]", ge=1)
     shapes: dict[str, Shape] = opt(
-        {}, "with --random: shapes, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC"
+        {}, "with `--random`: shapes, as images:8x3x640x640", parse=parse_shapes, metavar="SPEC"
     )
-    seed: int = opt(0, "with --random: the seed", ge=0)
+    seed: int = opt(0, "with `--random`: the seed", ge=0)
     outputs: Any = opt(
         (), "select this output (repeatable) [default: all]", flags="--output", multiple=True, metavar="NAME",
         accepts="Sequence[str]",
     )  # fmt: skip
     repeat: int = opt(1, "run N times; the outputs are those of the first", ge=1)
-    draw: Path | None = opt(None, "with --image, --video: write it with boxes", parse=Path, metavar="FILE")
-    min_score: float | None = opt(None, "with --image, --video: minimum score [default: 0.25]", ge=0)
-    top: int | None = opt(None, "with --image, --video: the N best classes [default: 5, 1]", ge=1)
+    draw: Path | None = opt(None, "with `--image`, `--video`: write it with boxes", parse=Path, metavar="FILE")
+    min_score: float | None = opt(None, "with `--image`, `--video`: minimum score [default: 0.25]", ge=0)
+    top: int | None = opt(None, "with `--image`, `--video`: the N best classes [default: 5, 1]", ge=1)
     preprocess: Any = opt(
-        None, "with --image, --video: instead of the declared one", metavar=PREPROCESS_METAVAR, group="Input",
+        None, "with `--image`, `--video`: instead of the declared one", metavar=PREPROCESS_METAVAR, group="Input",
         accepts="VisionSource | None",
     )  # fmt: skip
     out: Path | None = opt(
-        None, ".npz (outputs by name) or .npy (one output) to write; with --image .json as well; with --video .mp4, .mkv or "
-        ".mov (drawn), or .jsonl (a line for each frame)", flags="-o --out", parse=Path, group="Output",
+        None, ".npz (outputs by name) or .npy (one output) to write; with `--image` .json as well; with `--video` .mp4, "
+        ".mkv or .mov (drawn), or .jsonl (a line for each frame)", flags="-o --out", parse=Path, group="Output",
     )  # fmt: skip
     overwrite: bool = opt(False, "overwrite existing files", group="Output")

@@ -78,18 +78,18 @@ class CastConfig(_Exclusions):
                 )
 
     calib_data: Any = opt(
-        None, "Images, a labelled dataset, .npy, .npz, .bin, .raw for --auto-exclude, --autocast and parity "
+        None, "Images, a labelled dataset, .npy, .npz, .bin, .raw for `--auto-exclude`, `--autocast` and parity "
         "[default: random]", metavar="PATH", group="Input",
     )  # fmt: skip
     ranges: Any = opt(
         None, "a report of `ranges`: the nodes it names stay in FP32", flags="", accepts="RangesReport | None",
     )  # fmt: skip
-    keep_io: bool = opt(True, "keep inputs and outputs in FP32 (--no-keep-io to cast them)")
+    keep_io: bool = opt(True, "keep inputs and outputs in FP32 (`--no-keep-io` to cast them)")
     auto_exclude: bool = opt(False, "keep nodes in FP32 whose values leave the type's range on the data")
     max_constant: float | None = opt(None, "keep larger constants in FP32 [default: the type's maximum]", gt=0)
     clamp_masks: bool = opt(False, "clamp masks such as -1e9 to the type's largest value")
     autocast: bool = opt(False, "let NVIDIA ModelOpt's AutoCast decide (extra `quant`)")
-    parity: bool = opt(True, "compare with the FP32 model in ONNX Runtime (--no-parity to leave it out)")
+    parity: bool = opt(True, "compare with the FP32 model in ONNX Runtime (`--no-parity` to leave it out)")
     seed: int = opt(0, "seed of random inputs", ge=0)
 
 
@@ -133,10 +133,10 @@ class QuantizeConfig(_Exclusions):
         "tensorrt", "the library that will run the model: where its kernels want Q/DQ", choices=QUANT_TARGETS
     )
     dynamic: bool = opt(
-        False, "quantise activations while running, without data (INT8 of MatMul and Gemm, --target onnxruntime-cpu)"
+        False, "quantise activations while running, without data (INT8 of MatMul and Gemm, `--target onnxruntime-cpu`)"
     )
     reduce_range: str = opt(
-        "auto", "weights in 7 bits, so that kernels without VNNI do not overflow (--target onnxruntime-cpu; auto: as this "
+        "auto", "weights in 7 bits, so that kernels without VNNI do not overflow (`--target onnxruntime-cpu`; auto: as this "
         "processor needs)", choices=("auto", "on", "off"),
     )  # fmt: skip
     calibrator: Any = opt(
@@ -155,14 +155,14 @@ class QuantizeConfig(_Exclusions):
     )
     bias_correction: bool = opt(
         True,
-        "let biases take up what rounding weights takes away on average (INT8, FP8; --no-bias-correction to leave it)",
+        "let biases take up what rounding weights takes away on average (INT8, FP8; `--no-bias-correction` to leave it)",
     )
     quantize_outputs: bool = opt(False, "quantise the last layer before each output as well")
     high_precision: str = opt("fp32", "what is not quantised computes in this", choices=("fp32", "fp16", "bf16"))
     emulate_convs: bool = opt(
         False, "let the emulation of INT4, NVFP4 and MXFP8 round convolutions too, which no kernel does"
     )
-    parity: bool = opt(True, "compare with the model as it was (--no-parity to leave it out)")
+    parity: bool = opt(True, "compare with the model as it was (`--no-parity` to leave it out)")
 
 
 QUANTIZE_DATA = ("calib_data", "preprocess", "preprocessing", "ranges", "cache", "emulate")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import msgspec
-from msgspec import UNSET, UnsetType
 
 from trt_engine.display import RichDisplay
 
@@ -33,17 +32,17 @@ class Mask(msgspec.Struct, frozen=True):
     counts: str
 
 
-class Detection(msgspec.Struct, frozen=True):
+class Detection(msgspec.Struct, frozen=True, omit_defaults=True):
     """One object detected in an image, or (without a box) one class of it."""
 
     index: int = msgspec.field(name="class")
     name: str
     score: float
     """Confidence, 0 to 1."""
-    box: tuple[float, float, float, float] | UnsetType = UNSET
+    box: tuple[float, float, float, float] | None = None
     """Left, top, right, bottom in image pixels."""
-    mask: Mask | UnsetType = UNSET
-    keypoints: tuple[tuple[float, ...], ...] | UnsetType = UNSET
+    mask: Mask | None = None
+    keypoints: tuple[tuple[float, ...], ...] | None = None
     """x, y in image pixels, and a score where the network gives one."""
 
 
@@ -101,11 +100,11 @@ class InferReport(RichDisplay):
     outputs: tuple[OutputSummary, ...]
     runtime_info: dict[str, str]
     artifacts: dict[str, str]
-    detections: tuple[Detection, ...] | UnsetType = UNSET
+    detections: tuple[Detection, ...] | None = None
     """Detections of an image, best first."""
-    classes: tuple[Detection, ...] | UnsetType = UNSET
+    classes: tuple[Detection, ...] | None = None
     """Classes of an image, best first."""
-    image_size: tuple[int, int] | UnsetType = UNSET
+    image_size: tuple[int, int] | None = None
     """Image width and height in pixels."""
-    video: VideoSummary | UnsetType = UNSET
+    video: VideoSummary | None = None
     """What was found in a video; the samples are then times of batches."""

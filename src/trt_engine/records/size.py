@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from msgspec import UNSET, UnsetType
-
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.base import Finding, StepTime
@@ -109,9 +107,9 @@ class SizeReport(RichDisplay):
     """Keys whose value is unknown, and settings without a key."""
     error: str | None = None
     """Error that ended an incomplete run."""
-    capacity: StreamCapacity | UnsetType = UNSET
+    capacity: StreamCapacity | None = None
     """Streams within the deadline, with `deadline_ms`."""
-    video: VideoCapacity | UnsetType = UNSET
+    video: VideoCapacity | None = None
     """Cameras measured with clips, with `video`."""
 
     @property

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec import UnsetType
-
 from trt_engine.format import format_column, format_or_dash
 from trt_engine.records.size import SizeReport
 from trt_engine.records.streams import VideoCapacity, VideoRun
@@ -15,7 +13,7 @@ from trt_engine.reporting.tables import make_table, plural
 def cameras_section(size: SizeReport) -> Section | None:
     """The measured cameras with their evidence; None without clips."""
     video = size.video
-    if isinstance(video, UnsetType):
+    if video is None:
         return None
     runs, allowed = video.runs, 100 * video.late
     nearest = next(run for run in reversed(runs) if run.streams == (video.streams or min(run.streams for run in runs)))

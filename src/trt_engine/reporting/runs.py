@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import UnsetType
-
 from trt_engine.format import format_bytes, format_ms
 from trt_engine.records.batch import BatchReport
 from trt_engine.records.deploy import DeployReport, PreprocessDifference
@@ -41,7 +39,7 @@ def infer_report(report: InferReport) -> Iterator[Block]:
         spread = "" if item.mean is None else f", min {item.min:.6g}, max {item.max:.6g}, mean {item.mean:.6g}"
         odd = f", {item.not_finite} values are NaN or infinite" if item.not_finite else ""
         outputs.append(f"{item.name} {format_shape(item.shape)} {item.dtype}{spread}{odd}")
-    if not isinstance(report.video, UnsetType):
+    if report.video is not None:
         yield from _video_report(report, report.video)
         return
     nothing = "nothing (`--min-score` lets more through)" if report.detections == () else None

@@ -6,8 +6,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from msgspec import UnsetType
-
 from trt_engine.backend import list_backends
 from trt_engine.format import format_difference, format_or_dash, format_streams
 from trt_engine.records.size import BatchResult, SizeReport
@@ -60,7 +58,7 @@ def size_report(report: SizeReport) -> Iterator[Block | Section]:
     how = "GPU-only upper bound" if context.on_gpu else "measured on the CPU, not a GPU"
     at = f"{report.peak_streams} streams @{report.fps:g}fps"
     yield from (Paragraph(""), Paragraph(f"PEAK_GPU_STREAMS: {at} ({how})"))
-    if not isinstance(report.video, UnsetType):
+    if report.video is not None:
         yield Paragraph(cameras_line(report.video))
 
 
@@ -69,7 +67,7 @@ def size_report(report: SizeReport) -> Iterator[Block | Section]:
 
 def key_figures(context: ReportContext, size: SizeReport) -> Iterator[KeyFigure]:
     where = "" if context.on_gpu else f", on {context.place}"
-    if not isinstance(size.video, UnsetType):
+    if size.video is not None:
         note = (
             f"{interval_text(size.video)}; limit: {size.video.limit}; measured within {size.video.deadline_ms:.4g} ms"
         )
@@ -83,7 +81,7 @@ def key_figures(context: ReportContext, size: SizeReport) -> Iterator[KeyFigure]
         serves, how = format_streams(best.images_per_s, size.fps)
         yield KeyFigure(f"serves{where}", serves, f"{how}, batch {best.batch}; {bound}")
         yield KeyFigure("images/s", format_or_dash(best.images_per_s), f"at batch {best.batch}")
-    if not isinstance(size.capacity, UnsetType):
+    if size.capacity is not None:
         found = size.capacity
         span = f"{found.low} to {found.high}; {found.policy}"
         yield KeyFigure(f"streams within {found.deadline_ms:g} ms", f"{found.streams:,}", span)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from msgspec import UnsetType
-
 from trt_engine.config.streams import SourceGroup
 from trt_engine.format import format_column, format_or_dash
 from trt_engine.records.size import SizeReport
@@ -23,7 +21,7 @@ _CHART_TOP = 20.0
 def streams_section(size: SizeReport) -> Section | None:
     """The answer for the deadline, with its evidence; None without a deadline."""
     capacity = size.capacity
-    if isinstance(capacity, UnsetType):
+    if capacity is None:
         return None
     blocks: list[Block] = [Paragraph(headline(capacity)), _facts(capacity)]
     if capacity.streams:

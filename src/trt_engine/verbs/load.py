@@ -10,7 +10,7 @@ import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 import msgspec
 
@@ -44,7 +44,7 @@ def load(
     config: RuntimeConfig | None = None,
     verify: bool = True,
     devices: Sequence[str | int] | str | None = None,
-    balance: str | Strategy = "least busy",
+    balance: Literal["round robin", "least busy", "by use"] | Strategy = "least busy",
     **settings: Unpack[LoadSettings],
 ) -> InferenceEngine:
     """The engine, ready to answer: an `Engine`, the path of its payload or passport, or its bytes with a `passport`.

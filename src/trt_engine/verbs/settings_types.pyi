@@ -71,7 +71,7 @@ class EngineBuildSettings(TypedDict, total=False):
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"] | None
     """What the engine must compute in [default: as the graph is]."""
     calib_data: str | None
-    """Calibration data where --precision requires quantising the graph: a folder, .npz."""
+    """Calibration data where `precision` requires quantising the graph: a folder, .npz."""
     workspace_mib: str | int
     """Scratch memory the builder may use, as 32GiB (not for onnxruntime)."""
     timing_cache: Path | str | None
@@ -86,19 +86,19 @@ class EngineBuildSettings(TypedDict, total=False):
     backend are]."""
     optimize_for: Literal["latency", "throughput", "deadline"]
     """What is measured: the median at the profile's optimum, queries per second at its maximum, or queries per second
-    of those whose p99 is within --deadline-ms."""
+    of those whose p99 is within `max_p99_ms`."""
     max_p99_ms: float | None
-    """The p99 that --optimize-for deadline allows."""
+    """The p99 that `optimize_for="deadline"` allows."""
     accuracy_data: str | None
     """Labelled dataset that every candidate is evaluated on, as for evaluate."""
     accuracy_drop: float
     """How far a candidate's AP or top-1 may be below that of the first."""
     retry: bool
-    """Retry after known failures with changed settings, logged (--no-retry to stop at the first failure)."""
+    """Retry after known failures with changed settings, logged (`retry=False` to stop at the first failure)."""
     fuse: bool
-    """Fuse attention, norms and activations into ONNX Runtime's operators (--no-fuse to leave the graph as it is)."""
+    """Fuse attention, norms and activations into ONNX Runtime's operators (`fuse=False` to leave the graph as it is)."""
     parity: bool
-    """Compare the engine with plain ONNX Runtime on one input (--no-parity to leave it out)."""
+    """Compare the engine with plain ONNX Runtime on one input (`parity=False` to leave it out)."""
     parity_rtol: float | None
     """Largest difference allowed, relative to the largest reference value [default: 0.001, and more for a graph that
     rounds more coarsely than fp32]."""
@@ -109,7 +109,7 @@ class ComponentSettings(EngineBuildSettings, total=False):
     device: str | int
     """The device to build for: cpu, cuda:0, ... [default: the backend's own, cpu where it has it]."""
     preprocess: str | None
-    """How images of --calib-data become inputs, instead of what the model declares."""
+    """How images of `calib_data` become inputs, instead of what the model declares."""
     batch: str | int | Sequence[int] | None
     """Min:opt:max when only the batch moves."""
     shapes: str | Mapping[str, Sequence[int]] | None
@@ -162,7 +162,7 @@ class SizeSettings(BuildSettings, total=False):
     warmup_s: str | float
     """Run this long before each measurement."""
     scan: bool
-    """Look for batch sizes that are much slower than their neighbours (N +- --scan-width)."""
+    """Look for batch sizes that are much slower than their neighbours (N +- `scan_width`)."""
     scan_width: int
     """How far the scan goes to each side."""
     memory_limit: str | int | None
@@ -178,7 +178,7 @@ class SizeSettings(BuildSettings, total=False):
     deadline_ms: float | None
     """Count the streams whose frames are inferred within this time."""
     late: str | float | None
-    """Share of frames that may be late or dropped [default: 0.1%; with --video 1%]."""
+    """Share of frames that may be late or dropped [default: 0.1%; with `video` 1%]."""
     video: Sequence[Path | str]
     """Measure the whole path with clips as cameras, a file or a folder (repeatable)."""
     sources: str | Sequence[SourceGroup] | None
@@ -200,10 +200,10 @@ class SizeSettings(BuildSettings, total=False):
     codec: Literal["h264", "hevc", "vp9", "av1"] | None
     """Include the GPU's decoders."""
     then: Path | str | None
-    """Second model of a cascade, which takes --crops of every inferred frame: measured first, or the folder of its
+    """Second model of a cascade, which takes `crops` of every inferred frame: measured first, or the folder of its
     own `size` run."""
     crops: int
-    """Objects of each inferred frame that the model of --then takes."""
+    """Objects of each inferred frame that the model of `then` takes."""
     curve: Path | str | None
     """Reuse this `curve.jsonl` of the same engine and machine."""
     verify_s: str | float | None
@@ -249,7 +249,7 @@ class BenchSettings(EngineSettings, total=False):
     strict: bool
     """End with exit code 9 when the measurement is not stable."""
     preprocess: str | None
-    """How images of --calib-data become inputs, instead of what the model declares."""
+    """How images of `calib_data` become inputs, instead of what the model declares."""
 
 class BenchRunSettings(BenchSettings, total=False):
     """Settings of `te.bench`."""
@@ -257,7 +257,7 @@ class BenchRunSettings(BenchSettings, total=False):
     isolate: bool
     """Measure in a child process: a crash there is an error here."""
     memory_limit: str | int | None
-    """With --isolate: memory limit, as 4GiB [default: free memory]."""
+    """With `isolate=True`: memory limit, as 4GiB [default: free memory]."""
     log: Path | str | None
     """File of the text log."""
     out: Path | str | None
@@ -287,7 +287,7 @@ class CompareSettings(BenchSettings, total=False):
     fail_if: Sequence[str]
     """Slower:3%, p99-slower:5%, maybe-slower:3% (exit code 8) or error:1e-3 (exit code 7)."""
     baseline: Path | str | None
-    """Compare with a file of --save-baseline."""
+    """Compare with a file of `save_baseline`."""
     save_baseline: Path | str | None
     """Save the first engine's times for CI."""
     restarts: int
@@ -305,7 +305,7 @@ class EvaluateSettings(EngineSettings, total=False):
     max_samples: int | None
     """At most N images [default: all]."""
     seed: int | None
-    """With --max-samples: random images [default: the first N]."""
+    """With `max_samples`: random images [default: the first N]."""
     baseline: Engine | Path | str | None
     """Also evaluate this baseline on the same images."""
     max_drop: float | None
@@ -332,27 +332,27 @@ class InferSettings(EngineSettings, total=False):
     video: Path | str | None
     """A clip or an RTSP address, frame by frame."""
     max_frames: int | None
-    """With --video: end after N frames."""
+    """With `video`: end after N frames."""
     batch: int | None
-    """With --random: rows [default: the profile's optimum]."""
+    """With `random`: rows [default: the profile's optimum]."""
     shapes: str | Mapping[str, Sequence[int]] | None
-    """With --random: shapes, as images:8x3x640x640."""
+    """With `random`: shapes, as images:8x3x640x640."""
     seed: int
-    """With --random: the seed."""
+    """With `random`: the seed."""
     outputs: Sequence[str]
     """Select this output (repeatable) [default: all]."""
     repeat: int
     """Run N times; the outputs are those of the first."""
     draw: Path | str | None
-    """With --image, --video: write it with boxes."""
+    """With `image`, `video`: write it with boxes."""
     min_score: float | None
-    """With --image, --video: minimum score [default: 0.25]."""
+    """With `image`, `video`: minimum score [default: 0.25]."""
     top: int | None
-    """With --image, --video: the N best classes [default: 5, 1]."""
+    """With `image`, `video`: the N best classes [default: 5, 1]."""
     preprocess: VisionSource | None
-    """With --image, --video: instead of the declared one."""
+    """With `image`, `video`: instead of the declared one."""
     out: Path | str | None
-    """.npz (outputs by name) or .npy (one output) to write; with --image .json as well; with --video .mp4, .mkv or
+    """.npz (outputs by name) or .npy (one output) to write; with `image` .json as well; with `video` .mp4, .mkv or
     .mov (drawn), or .jsonl (a line for each frame)."""
     overwrite: bool
     """Overwrite existing files."""
@@ -475,7 +475,7 @@ class LoadtestSettings(EngineSettings, total=False):
     arrivals: Literal["poisson", "constant", "bursts"]
     """When requests of an open loop are sent."""
     burst: int
-    """Requests in one burst of `--arrivals bursts`."""
+    """Requests in one burst of `arrivals="bursts"`."""
     replay: Path | str | None
     """Open loop: send at the times in this file (seconds, one a line; or a loadtest.jsonl)."""
     find_rate: str | LatencyBound | None
@@ -499,7 +499,7 @@ class LoadtestSettings(EngineSettings, total=False):
     out: Path | str | None
     """Folder for loadtest.jsonl (appended) and the report."""
     preprocess: str | None
-    """How images of --calib-data become inputs, instead of what the model declares."""
+    """How images of `calib_data` become inputs, instead of what the model declares."""
 
 class DeploySettings(TypedDict, total=False):
     """Settings of `te.deploy`, by target."""
@@ -550,7 +550,7 @@ class RunSettings(TypedDict, total=False):
     modes: str | Sequence[str]
     """Build, bench (or benchmark), evaluate, profile, nsys, ncu, all [default: the plan's]."""
     fail_fast: bool
-    """Stop at the first cell that fails [default: --keep-going]."""
+    """Stop at the first cell that fails [default: `fail_fast=False`]."""
     rerun: bool
     """Repeat finished work too."""
     in_container: str | None
@@ -568,7 +568,7 @@ class ConvertSettings(TypedDict, total=False):
     dynamic: Any
     """Dynamic axes: images:0=batch@1..64,2=height@64..640/32 [default: 0=batch]."""
     opset: int | None
-    """ONNX opset [default: 20, or the highest that --target takes]."""
+    """ONNX opset [default: 20, or the highest that `target` takes]."""
     target: Literal["all", "tensorrt", "onnxruntime"]
     """The runtime."""
     exporter: str | Sequence[str]
@@ -618,11 +618,12 @@ class CastSettings(ExclusionSettings, total=False):
     """Settings of `te.cast`."""
 
     calib_data: Any
-    """Images, a labelled dataset, .npy, .npz, .bin, .raw for --auto-exclude, --autocast and parity [default: random]."""
+    """Images, a labelled dataset, .npy, .npz, .bin, .raw for `auto_exclude=True`, `autocast=True` and parity
+    [default: random]."""
     ranges: RangesReport | None
     """A report of `ranges`: the nodes it names stay in FP32."""
     keep_io: bool
-    """Keep inputs and outputs in FP32 (--no-keep-io to cast them)."""
+    """Keep inputs and outputs in FP32 (`keep_io=False` to cast them)."""
     auto_exclude: bool
     """Keep nodes in FP32 whose values leave the type's range on the data."""
     max_constant: float | None
@@ -632,7 +633,7 @@ class CastSettings(ExclusionSettings, total=False):
     autocast: bool
     """Let NVIDIA ModelOpt's AutoCast decide (extra `quant`)."""
     parity: bool
-    """Compare with the FP32 model in ONNX Runtime (--no-parity to leave it out)."""
+    """Compare with the FP32 model in ONNX Runtime (`parity=False` to leave it out)."""
     seed: int
     """Seed of random inputs."""
 
@@ -652,9 +653,9 @@ class QuantizeSettings(ExclusionSettings, total=False):
     target: Literal["tensorrt", "tensorrt-rtx", "onnxruntime-cpu", "onnxruntime-cuda", "onnxruntime-tensorrt"]
     """The library that will run the model: where its kernels want Q/DQ."""
     dynamic: bool
-    """Quantise activations while running, without data (INT8 of MatMul and Gemm, --target onnxruntime-cpu)."""
+    """Quantise activations while running, without data (INT8 of MatMul and Gemm, `target="onnxruntime-cpu"`)."""
     reduce_range: Literal["auto", "on", "off"]
-    """Weights in 7 bits, so that kernels without VNNI do not overflow (--target onnxruntime-cpu; auto: as this
+    """Weights in 7 bits, so that kernels without VNNI do not overflow (`target="onnxruntime-cpu"`; auto: as this
     processor needs)."""
     calibrator: Calibrator | str | None
     """The rule for activations' ranges [default: mse for INT8, minmax for FP8 and NVFP4]."""
@@ -671,7 +672,8 @@ class QuantizeSettings(ExclusionSettings, total=False):
     quantize_residuals: bool
     """Quantise the other side of residual additions too, so that they fuse (INT8, FP8)."""
     bias_correction: bool
-    """Let biases take up what rounding weights takes away on average (INT8, FP8; --no-bias-correction to leave it)."""
+    """Let biases take up what rounding weights takes away on average (INT8, FP8; `bias_correction=False` to leave
+    it)."""
     quantize_outputs: bool
     """Quantise the last layer before each output as well."""
     high_precision: Literal["fp32", "fp16", "bf16"]
@@ -679,7 +681,7 @@ class QuantizeSettings(ExclusionSettings, total=False):
     emulate_convs: bool
     """Let the emulation of INT4, NVFP4 and MXFP8 round convolutions too, which no kernel does."""
     parity: bool
-    """Compare with the model as it was (--no-parity to leave it out)."""
+    """Compare with the model as it was (`parity=False` to leave it out)."""
 
 class RangesSettings(TypedDict, total=False):
     """Settings of `te.ranges`."""
@@ -731,7 +733,7 @@ class MigrateSettings(TypedDict, total=False):
     exclude: str | Sequence[str]
     """Skip files and folders of this name or pattern."""
     diff: bool
-    """Show the changes of --fix as a diff, and write nothing."""
+    """Show the changes of `fix=True` as a diff, and write nothing."""
     fix: bool
     """Make the mechanical changes, and show them as a diff."""
     sarif: Path | str | None

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import UNSET
 
 from trt_engine.atomic_io import write_atomic
 from trt_engine.errors import UsageError
@@ -122,8 +121,8 @@ def detection_records(found: Detections, declared: Postprocess) -> tuple[Detecti
     return tuple(
         Detection(
             label, declared.name(label), score, tuple(box),
-            UNSET if found.masks is None else found.masks[index],
-            UNSET if points is None else tuple(map(tuple, points[index])),
+            None if found.masks is None else found.masks[index],
+            None if points is None else tuple(map(tuple, points[index])),
         )
         for index, (label, score, box) in enumerate(
             zip(found.classes.tolist(), found.scores.tolist(), found.boxes_xyxy.tolist(), strict=True)

@@ -20,7 +20,7 @@ from trt_engine.errors import UsageError
 @options.overwrite_option
 @options.dry_run_option
 @options.common
-def command(model: Path, to: str, out: Path | None, dry_run: bool, **values: Any) -> Any:
+def command(model: Path, to: Any, out: Path | None, dry_run: bool, **values: Any) -> Any:
     """Cast MODEL to FP16 or BF16 with consistent types, and list what stayed in FP32 and why.
 
     \b

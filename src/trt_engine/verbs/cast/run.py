@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from trt_engine import atomic_io
 from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
@@ -49,7 +49,7 @@ log = logging.getLogger(__name__)
 @atomic_io.all_or_nothing()
 def cast(
     model: Path | str,
-    to: str,
+    to: Literal["fp16", "bf16"],
     *,
     out: Path | str | None = None,
     config: CastConfig | None = None,

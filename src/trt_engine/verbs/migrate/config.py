@@ -18,7 +18,7 @@ class MigrateConfig(Config):
     exclude: tuple[str, ...] = opt(
         (), "skip files and folders of this name or pattern", parse=str, multiple=True, metavar="PATTERN", group="Input"
     )
-    diff: bool = opt(False, "show the changes of --fix as a diff, and write nothing", flags="--diff")
+    diff: bool = opt(False, "show the changes of `--fix` as a diff, and write nothing", flags="--diff")
     fix: bool = opt(False, "make the mechanical changes, and show them as a diff", flags="--fix")
     sarif: Path | None = opt(
         None, "also write the findings to this file as SARIF 2.1.0", parse=Path, metavar="FILE", group="Output"

@@ -19,7 +19,7 @@ from trt_engine.config.precision import QUANTIZED_PRECISIONS, QuantizeConfig
 @options.overwrite_option
 @options.dry_run_option
 @options.common
-def command(model: Path, to: str, **values: Any) -> Any:
+def command(model: Path, to: Any, **values: Any) -> Any:
     """Quantise MODEL for the library that will run it: TensorRT 10 (strongly typed) and 11, or ONNX Runtime.
 
     \b

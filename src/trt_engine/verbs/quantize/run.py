@@ -6,7 +6,7 @@ import logging
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from trt_engine.atomic_io import all_or_nothing
 from trt_engine.backends.onnxruntime import session
@@ -43,7 +43,7 @@ _MAX_TIMED_BYTES = 512 << 20
 @all_or_nothing()
 def quantize(
     model: Model | Path | str,
-    to: str,
+    to: Literal["int8", "fp8", "int4", "nvfp4", "mxfp8"],
     *,
     out: Path | str | None = None,
     config: QuantizeConfig | None = None,

@@ -303,8 +303,9 @@ def _make_variant(cell: _CellContext, model: Model) -> Path:
         return target
     receipt.unlink(missing_ok=True)
     atomic_io.ensure_folder(target.parent)
+    to: Any = spec.precision
     report = (
-        cast(model.path, spec.precision, out=target, overwrite=True, inputs=cell.resolve_path(inputs))
+        cast(model.path, to, out=target, overwrite=True, inputs=cell.resolve_path(inputs))
         if spec.precision in _CAST
         else _quantize_model(cell, model, target, quantise, data, preprocess)
     )

@@ -28,7 +28,7 @@ class RunConfig(Config):
         parse=parse_name, metavar="A,B", multiple=True,
     )  # fmt: skip
     fail_fast: bool = opt(
-        False, "stop at the first cell that fails [default: --keep-going]", flags="--fail-fast/--keep-going"
+        False, "stop at the first cell that fails [default: `--keep-going`]", flags="--fail-fast/--keep-going"
     )
     rerun: bool = opt(False, "repeat finished work too")
     in_container: str | None = opt(

@@ -41,7 +41,7 @@ class SizeConfig(Config):
     warmup_s: float = opt(
         1.0, "run this long before each measurement", flags="--warmup", parse=parse_duration, metavar="TIME", ge=0
     )
-    scan: bool = opt(False, "look for batch sizes that are much slower than their neighbours (N +- --scan-width)")
+    scan: bool = opt(False, "look for batch sizes that are much slower than their neighbours (N +- `--scan-width`)")
     scan_width: int = opt(8, "how far the scan goes to each side", ge=1)
     memory_limit: int | None = opt(
         None, "memory one measurement may take, as 8GiB [default: what is free]", parse=parse_bytes, metavar="SIZE",
@@ -59,7 +59,7 @@ class SizeConfig(Config):
     )  # fmt: skip
     late: float | None = opt(
         None,
-        "share of frames that may be late or dropped [default: 0.1%; with --video 1%]",
+        "share of frames that may be late or dropped [default: 0.1%; with `--video` 1%]",
         parse=parse_share,
         metavar="SHARE",
         group=_STREAMS,
@@ -96,10 +96,10 @@ class SizeConfig(Config):
     )
     codec: str | None = opt(None, "include the GPU's decoders", choices=("h264", "hevc", "vp9", "av1"), group=_STREAMS)
     then: Path | None = opt(
-        None, "second model of a cascade, which takes --crops of every inferred frame: measured first, or the folder of "
+        None, "second model of a cascade, which takes `--crops` of every inferred frame: measured first, or the folder of "
         "its own `size` run", parse=Path, metavar="MODEL|DIR", group=_STREAMS,
     )  # fmt: skip
-    crops: int = opt(0, "objects of each inferred frame that the model of --then takes", ge=0, group=_STREAMS)
+    crops: int = opt(0, "objects of each inferred frame that the model of `--then` takes", ge=0, group=_STREAMS)
     curve: Path | None = opt(
         None, "reuse this `curve.jsonl` of the same engine and machine", parse=Path, metavar="FILE", group=_STREAMS
     )

@@ -6,8 +6,6 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from msgspec import UnsetType
-
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import replace_values, take_settings
@@ -60,9 +58,9 @@ def gate(report: SizeReport, config: SizeConfig) -> None:
             f"the measurement is not stable: {reasons}",
             hint="`-O intra_op_threads=1` and `taskset -c 0` on a CPU, locked clocks on a GPU, or a longer `--duration`",
         )
-    if not isinstance(report.video, UnsetType):
+    if report.video is not None:
         streams, at = report.video.streams, f"from video within {report.video.deadline_ms:g} ms"
-    elif isinstance(report.capacity, UnsetType):
+    elif report.capacity is None:
         streams, at = report.peak_streams or 0, f"at {report.fps:g} fps"
     else:
         streams, at = report.capacity.streams, f"within {report.capacity.deadline_ms:g} ms"

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from msgspec import UNSET, UnsetType
-
 from trt_engine.atomic_io import ensure_folder, file_lock, write_atomic, write_json
 from trt_engine.benchmark.isolated import measure_isolated
 from trt_engine.benchmark.log_writer import render_log
@@ -87,8 +85,8 @@ class _SizeRun:
     scanning: bool = False
     scan_engines: int = 0
     scan_measurements: int = 0
-    capacity: StreamCapacity | UnsetType = UNSET
-    video: VideoCapacity | UnsetType = UNSET
+    capacity: StreamCapacity | None = None
+    video: VideoCapacity | None = None
 
     def __post_init__(self) -> None:
         self.doubling: Doubling[Engine] = Doubling(self.build, self.measure, self.plan.config.fps)
