@@ -28,7 +28,7 @@ from trt_engine.backends.onnxruntime import node_mapping
 from trt_engine.benchmark.log_parser import parse_log
 from trt_engine.cli.main import run
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.profiling.instruments import ncu, ncu_output, nsys
+from trt_engine.profiling.instruments import ncu, nsys
 from trt_engine.reporting.pack import pack_run
 from trt_engine.run_folder import redact_home, redact_home_chunks
 from trt_engine.trt import layers, trtexec_log
@@ -235,11 +235,11 @@ OTHERS = (
     "trt/installation.py",
     "environment.py",
     "cli/main.py",
-    "command_line/install_hint.py",
+    "command_line/output.py",
     "cli/click_app.py",
     "backends",
     "graph/stored_tensors.py",
-    "verbs/bundle/bundle_run.py",
+    "verbs/bundle/run.py",
     "verbs/loadtest/generator.py",
     "verbs/loadtest/worker.py",
     "reporting/html.py",
@@ -407,7 +407,7 @@ def test_no_text_of_128_kib_takes_longer_than_its_length_warrants(text: str, bef
         with contextlib.suppress(TrtEngineError):
             read_profile(tmp_path / "x.json")
         with contextlib.suppress(TrtEngineError, nsys.ProfilerUnavailable):
-            ncu_output.parse_output(whole)
+            ncu.parse_output(whole)
         ncu.base_name(whole)
         layers._parse_onnx_nodes(whole)
         node_mapping.base_name(whole)

@@ -28,7 +28,6 @@ from trt_engine.errors import (
 from trt_engine.records.base import append_record
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport, CompareSide, Comparison, GateResult, Interval, MetricDifference
-from trt_engine.verbs.compare import interleave
 from trt_engine.verbs.compare import run as comparing
 from trt_engine.verbs.compare.baseline import compare_with_base
 from trt_engine.verbs.compare.report import _slowdown_note, evaluate_gates
@@ -551,7 +550,7 @@ def test_the_folder_has_the_pages_that_report_makes_again(engine: Engine, tmp_pa
 def test_what_the_fewest_rounds_take_is_said_before_they_begin(
     engine: Engine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(interleave, "_min_duration_s", lambda items, schedule: 26.0)
+    monkeypatch.setattr(comparing, "_min_duration_s", lambda items, schedule: 26.0)
     with caplog.at_level("INFO"):
         run(engine, engine, **SHORT)
     said = [record.getMessage() for record in caplog.records]

@@ -193,7 +193,7 @@ def warned() -> Iterator[list[str]]:
             texts.append(record.getMessage())
 
     keep = Keep(logging.WARNING)
-    logger = logging.getLogger("trt_engine.backends.tensorrt_rtx.jit")
+    logger = logging.getLogger("trt_engine.backends.tensorrt_rtx.run")
     logger.addHandler(keep)
     try:
         yield texts
@@ -233,10 +233,10 @@ def test_the_file_is_where_the_user_says_and_a_place_that_cannot_be_written_cost
 def test_another_process_that_writes_is_not_waited_for_long(world: Any, tmp_path: Path) -> None:
     from filelock import FileLock
 
-    from trt_engine.backends.tensorrt_rtx import jit
+    from trt_engine.backends.tensorrt_rtx import run
 
     engine = sealed(world, tmp_path)
-    jit._LOCK_S = 0.05
+    run._LOCK_S = 0.05
     with warned() as texts, FileLock(tmp_path / f".{CACHE}.lock"), loaded(engine) as session:
         infer(session)
     assert any("locked by another process" in text for text in texts) and not (tmp_path / CACHE).exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.command_line.install_hint import editable_hint
+from trt_engine.command_line.output import editable_hint
 
 HINT = "`pip install 'trt-engine[eval]'`, or `pip install \"trt-engine[torch,simplify]\"`"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import trt_engine.verbs.doctor.machine_checks as checks
-from trt_engine.command_line.install_hint import editable_hint
+from trt_engine.command_line.output import editable_hint
 from trt_engine.limits import LIMITS, RECORD_SIZE
 from trt_engine.records.diagnosis import Diagnosis, DoctorReport
 from trt_engine.verbs.doctor.import_probe import identity_model

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorrt_machines import elf_bytes, write
-from trt_engine.verbs.doctor.elf import needed_libraries
+from trt_engine.verbs.doctor.tensorrt_checks import needed_libraries
 
 NAMES = ("libnvinfer.so.10", "libcudart.so.12", "libc.so.6")
 

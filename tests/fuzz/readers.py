@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from trt_engine.profiling.instruments import ncu_output
+from trt_engine.profiling.instruments import ncu
 
 __all__ = ["READERS"]
 
@@ -19,13 +19,12 @@ def _detect(path: Path) -> None:
 
 
 def _ncu(path: Path) -> None:
-    from trt_engine.profiling.instruments import ncu
 
-    ncu.kernel_counters(ncu_output.parse_output(path.read_text(errors="replace")))
+    ncu.kernel_counters(ncu.parse_output(path.read_text(errors="replace")))
 
 
 def _nsys(path: Path) -> None:
-    from trt_engine.profiling.instruments.nsys_export import read_sqlite
+    from trt_engine.profiling.instruments.nsys import read_sqlite
 
     read_sqlite(path)
 

@@ -90,10 +90,10 @@ def test_real_an_engine_is_built_proved_and_agrees_at_every_shape(tmp_path: Path
 
 def test_real_an_engine_that_was_built_elsewhere_is_validated_on_its_gpu(tmp_path: Path) -> None:
     """Built as on a machine without this GPU; then loaded, run and judged by the file beside it, without its model."""
-    from trt_engine.backends.tensorrt_rtx import targets
+    from trt_engine.backends.tensorrt_rtx import build
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(targets, "parity_options", lambda model, config: "it is built as if its GPU were elsewhere")
+        patch.setattr(build, "parity_options", lambda model, config: "it is built as if its GPU were elsewhere")
         engine = built(tmp_path, precision="fp16")
     assert engine.passport.parity is None and engine.validation == NOT_VALIDATED and engine.reference is not None
     (tmp_path / "net.onnx").unlink()

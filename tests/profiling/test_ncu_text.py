@@ -6,8 +6,7 @@ import pytest
 from nsight_samples import sample
 
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
-from trt_engine.profiling.instruments.ncu import base_name, kernel_counters
-from trt_engine.profiling.instruments.ncu_output import KernelLaunch, parse_output
+from trt_engine.profiling.instruments.ncu import KernelLaunch, base_name, kernel_counters, parse_output
 
 H200, H200_DETAILS = "ncu-raw-2025.3.1-h200.csv", "ncu-details-2025.3.1-h200.csv"
 SHAPE, REFUSED = "ncu-raw-shape.csv", "ncu-err-nvgpuctrperm.txt"

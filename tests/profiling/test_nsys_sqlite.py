@@ -11,7 +11,7 @@ import pytest
 from nsight_samples import SAMPLES
 
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
-from trt_engine.profiling.instruments.nsys_export import read_sqlite
+from trt_engine.profiling.instruments.nsys import read_sqlite
 from trt_engine.profiling.instruments.target import TargetOutcome
 from trt_engine.profiling.kernels import split_by_inference
 

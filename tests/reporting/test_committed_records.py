@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from patience import HANG_S
-from trt_engine.profiling.instruments import ncu, ncu_output
+from trt_engine.profiling.instruments import ncu
 from trt_engine.records.profile import ProfileReport
 from trt_engine.reporting.report import report
 from trt_engine.reporting.run_records import RunRecords
@@ -70,7 +70,7 @@ def test_the_union_of_kernels_is_within_a_twentieth_of_the_time_measured_without
 
 
 def test_what_nsight_compute_printed_there_is_read_and_is_what_the_profile_says(kept: ProfileReport) -> None:
-    launches = ncu_output.parse_output((PROFILE / "ncu.csv").read_text(encoding="utf-8"))
+    launches = ncu.parse_output((PROFILE / "ncu.csv").read_text(encoding="utf-8"))
     found = ncu.kernel_counters(launches, [item.kernel for item in kept.counters])
     assert len(found) == 3 and {item.kernel for item in found} == {row.name for row in kept.kernels[:3]}
     for read, said in zip(found, kept.counters, strict=True):

@@ -23,7 +23,7 @@ from trt_engine.backends.tensorrt.binding import TENSORRT_RTX, lifecycle_lock
 from trt_engine.backends.tensorrt.build import BuildJob
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.backends.tensorrt_rtx import build as building
-from trt_engine.backends.tensorrt_rtx.targets import build_targets, load_blocker, parity_options
+from trt_engine.backends.tensorrt_rtx.build import build_targets, load_blocker, parity_options
 from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import BuildError, SetupError, UsageError
@@ -206,12 +206,12 @@ def test_this_machines_gpu_is_the_default_where_the_library_builds_for_it() -> N
 def test_where_the_plan_cannot_be_loaded_the_reason_is_given_and_the_build_stands(
     pair: Engine, models: dict[str, Path], monkeypatch: Any
 ) -> None:
-    from trt_engine.backends.tensorrt_rtx import targets
+    from trt_engine.backends.tensorrt_rtx import build
 
     config = BuildConfig(backend="tensorrt-rtx", device="cuda:0", gpus=("sm89",), options={"strip_weights": "on"})
-    monkeypatch.setattr(targets, "local_gpu", lambda device: cuda_driver.TargetGpu(0, "RTX 4090", "8.9", 1))
+    monkeypatch.setattr(build, "local_gpu", lambda device: cuda_driver.TargetGpu(0, "RTX 4090", "8.9", 1))
     assert parity_options(models["product"], config) == {"refit_from": str(models["product"])}
-    monkeypatch.setattr(targets, "local_gpu", lambda device: cuda_driver.TargetGpu(0, "RTX 3090", "8.6", 1))
+    monkeypatch.setattr(build, "local_gpu", lambda device: cuda_driver.TargetGpu(0, "RTX 3090", "8.6", 1))
     assert parity_options(models["product"], config) == "the plan is for 8.9, and this machine has RTX 3090 (8.6)"
 
 

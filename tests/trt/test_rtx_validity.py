@@ -68,7 +68,7 @@ def test_the_header_of_a_real_plan_is_read(plan: Path, tmp_path: Path) -> None:
 
 
 def test_what_is_no_plan_is_malformed_and_a_missing_driver_is_no_answer(plan: Path, tmp_path: Path) -> None:
-    from trt_engine.backends.tensorrt_rtx.validity import query_validity
+    from trt_engine.backends.tensorrt_rtx.compatibility import query_validity
 
     path = tmp_path / "other"
     for content in (plan_bytes(), b"x" * 100, b"", plan.read_bytes()[:63]):

@@ -26,7 +26,7 @@ from trt_engine.conversion.reference_runs import (
     run_references,
 )
 from trt_engine.conversion.sources import Source, detect_source
-from trt_engine.conversion.tensorflow import tensorflow_export
+from trt_engine.conversion.tensorflow import tensorflow_source
 from trt_engine.conversion.verify_export import TOLERANCE, ExportVerification, check_deterministic, verify
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, ModelError, SetupError, TrtEngineError, UsageError
@@ -289,7 +289,7 @@ def _from_tensorflow(request: _ConvertRequest, staging: Path) -> _VerifiedExport
 
     log.info("reading the source and exporting with tf2onnx in a separate process")
     started = time.monotonic()
-    exported = tensorflow_export.export_tensorflow(
+    exported = tensorflow_source.export_tensorflow(
         request.source,
         request.inputs,
         request.dynamic,

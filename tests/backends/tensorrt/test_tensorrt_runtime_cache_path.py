@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.backends.tensorrt_rtx.jit import cache_path
+from trt_engine.backends.tensorrt_rtx.run import cache_path
 from trt_engine.errors import UsageError
 
 

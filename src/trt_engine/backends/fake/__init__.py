@@ -16,6 +16,6 @@ spec = BackendSpec(
     resolve_gpus="trt_engine.trt.gpu_targets:rtx_targets",
     parity_options="trt_engine.backends.fake.build:parity_options",
     compatibility="trt_engine.backends.fake.run:check_compatibility",
-    profile="trt_engine.backends.fake.profile:profile",
+    profile="trt_engine.backends.fake.run:profile",
     hidden=True,
 )

@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn import functional as nn
 
 from trt_engine.backends.inductor.attention import ATTENTION
-from trt_engine.backends.inductor.control_rules import branch, loop
 from trt_engine.backends.inductor.convolution import CONVOLUTION, PATCHES
 from trt_engine.backends.inductor.fused_rules import convolution, linear, patches
 from trt_engine.backends.inductor.linear import LINEAR
@@ -27,6 +26,7 @@ from trt_engine.backends.inductor.onnx_module import (
 )
 from trt_engine.backends.inductor.recurrent_rules import gru, lstm, rnn
 from trt_engine.backends.inductor.resize_rules import resize
+from trt_engine.backends.inductor.scalar_rules import branch, loop
 from trt_engine.backends.inductor.window_rules import average_pool, conv, conv_transpose, max_pool
 from trt_engine.graph.constants import constant_tensor
 

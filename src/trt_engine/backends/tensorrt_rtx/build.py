@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from trt_engine.backends.tensorrt import configure
+from trt_engine.backends.tensorrt import configure, cuda_driver
 from trt_engine.backends.tensorrt.allocator import CountingAllocator
 from trt_engine.backends.tensorrt.binding import TENSORRT_RTX
 from trt_engine.backends.tensorrt.build import BuildJob
@@ -19,7 +20,6 @@ from trt_engine.backends.tensorrt.build_progress import BuildProgress, run_in_th
 from trt_engine.backends.tensorrt.cuda_driver import TargetGpu
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.backends.tensorrt.number_formats import GpuFormats
-from trt_engine.backends.tensorrt_rtx.targets import DEFAULT_TARGETS, build_targets, load_blocker, local_gpu
 from trt_engine.config.build import BuildConfig
 from trt_engine.errors import BuildError, EngineError, SetupError, UsageError
 from trt_engine.graph import dtype_breakdown as of_graph
@@ -28,7 +28,7 @@ from trt_engine.model import Model
 from trt_engine.plan_header import PlanHeader, plan_header
 from trt_engine.protocols import BuildOutcome, BuildPaths
 from trt_engine.records.passport import DtypeShare, Precision, Requirements
-from trt_engine.trt.gpu_targets import RTX_TARGETS, sm_label
+from trt_engine.trt.gpu_targets import RTX_TARGETS, rtx_targets, sm_label
 from trt_engine.trt.layers import dtype_shares, is_layer_list, parse_layer_list, read_layers
 from trt_engine.trt.rtx_settings import RtxSettings, parse
 from trt_engine.trt.versions import RTX_COMPUTE_CAPABILITY
@@ -234,3 +234,46 @@ def _header_mismatch(header: PlanHeader, targets: tuple[str, ...], nbytes: int) 
     if header.compute_capabilities != wanted:
         return f"requested were {', '.join(wanted)}, its header names {header.gpus or 'no GPU'}"
     return header.find_damage(nbytes)
+
+
+DEFAULT_TARGETS = RTX_TARGETS[1:]
+"""The builder's default targets. Source: the header of such a plan of 1.7.1, which has no 7.5."""
+_RUN_OPTIONS = ("memory_strategy", "weight_streaming_budget", "count_allocations", "kernel_specialization")
+
+
+def local_gpu(device: str) -> TargetGpu | SetupError:
+    """The GPU of `cuda:0`, or why it is missing."""
+    try:
+        return cuda_driver.find_gpu(device)
+    except SetupError as error:
+        return error
+
+
+def build_targets(config: BuildConfig, gpu: TargetGpu | SetupError) -> tuple[str, ...]:
+    """The compute capabilities to build for: the requested, else the local GPU's; empty for all."""
+    if config.gpus:
+        return rtx_targets(config.gpus)
+    own = gpu.compute_capability if isinstance(gpu, TargetGpu) else ""
+    return (own,) if own in RTX_TARGETS else ()
+
+
+def load_blocker(targets: tuple[str, ...], gpu: TargetGpu | SetupError) -> str | None:
+    """Why a plan for these GPUs cannot be loaded on this machine; None where it can. No target stands for all of them."""
+    if isinstance(gpu, SetupError):
+        return f"no GPU can be used here: {gpu.message}"
+    own = gpu.compute_capability
+    if not own or own in (targets or DEFAULT_TARGETS):  # the fake device accepts any target
+        return None
+    return f"the plan is for {', '.join(targets or DEFAULT_TARGETS)}, and this machine has {gpu.name} ({own})"
+
+
+def parity_options(model: Path, config: BuildConfig) -> dict[str, str] | str:
+    """The `-O` to load an engine just built from `model`, or why it cannot be loaded here."""
+    here = local_gpu(config.device)
+    if (reason := load_blocker(build_targets(config, here), here)) is not None:
+        return reason
+    settings = parse(config.options)
+    options = {name: config.options[name] for name in _RUN_OPTIONS if name in config.options}
+    if settings.strip_weights:
+        options["refit_from"] = str(model)
+    return options

@@ -8,26 +8,28 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
+from urllib.parse import quote
 
 from trt_engine.atomic_io import all_or_nothing, as_list, as_path, open_regular, os_error, write_atomic, write_json
 from trt_engine.config.settings import replace_values
+from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.public_function import public_function
 from trt_engine.records.migrate import MigrateReport, MigrationFinding, SkippedFile
 from trt_engine.tensors import suggest
-from trt_engine.verbs.migrate import config_files, cpp_source, requirements, shell, wrappers
+from trt_engine.verbs.migrate import cpp_source, requirements, shell, wrappers
 from trt_engine.verbs.migrate.config import MigrateConfig
 from trt_engine.verbs.migrate.files import MAX_BYTES, Kind, find_files, read_source
 from trt_engine.verbs.migrate.notebook import scan_commands, scan_embedded, scan_notebook
 from trt_engine.verbs.migrate.python_source import scan_python
 from trt_engine.verbs.migrate.rules import RuleSet, all_rules, parse_release, rules_between
-from trt_engine.verbs.migrate.sarif import sarif_log
-from trt_engine.verbs.migrate.source import Hit, Source, apply_edits
+from trt_engine.verbs.migrate.source import Edit, Hit, Source, apply_edits, line_before, model_values
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import MigrateSettings
+
 
 _CONCERNS = (
     "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
@@ -215,13 +217,13 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
             yield from cpp_source.scan_cpp(source, rules)
         yield from wrappers.scan_options(text, rules)
     elif kind == "pbtxt":
-        yield from config_files.scan_triton(text, rules)
+        yield from scan_triton(text, rules)
     elif kind == "requirements":
         yield from requirements.scan_requirements(text, rules)
         yield from requirements.scan_dependencies(text, rules)
         yield from shell.scan_text(text, rules)
-    elif kind == "config" and config_files.is_nvinfer(text):
-        yield from config_files.scan_nvinfer(text, rules)
+    elif kind == "config" and is_nvinfer(text):
+        yield from scan_nvinfer(text, rules)
     elif source.path.suffix in (".toml", ".ini", ".cfg"):
         yield from scan_commands(text, rules)
     elif kind == "markdown":
@@ -272,3 +274,99 @@ def _diff_lines(path: Path, old: list[str], new: list[str]) -> Iterator[str]:
     for line in difflib.unified_diff(old, new, f"a/{name}", f"b/{name}"):
         shown = line.encode("utf-8", "replace").decode()
         yield shown if shown.endswith("\n") else f"{shown}\n\\ No newline at end of file\n"
+
+
+def sarif_log(findings: Sequence[MigrationFinding]) -> dict[str, Any]:
+    """A SARIF log of one run: the rules that found something, and a result for each finding."""
+    used = {item.rule for item in findings}
+    rules = [rule for rule in all_rules() if rule.id in used]
+    index = {rule.id: at for at, rule in enumerate(rules)}
+    driver = {
+        "name": "trt-engine migrate",
+        "version": distribution_version("trt-engine") or "unknown",
+        "rules": [
+            {
+                "id": rule.id,
+                "shortDescription": {"text": f"{rule.kind} since TensorRT {rule.since}"},
+                "fullDescription": {"text": rule.why},
+                "help": {"text": f"{rule.replacement}\nSource: {rule.source}"},
+                "defaultConfiguration": {"level": rule.severity},
+            }
+            for rule in rules
+        ],
+    }
+    return {
+        "$schema": "https://json.schemastore.org/sarif-2.1.0.json",
+        "version": "2.1.0",
+        "runs": [{"tool": {"driver": driver}, "results": [_result(item, index[item.rule]) for item in findings]}],
+    }
+
+
+def _result(finding: MigrationFinding, index: int) -> dict[str, Any]:
+    path = Path(finding.file)
+    uri = path.as_uri() if path.is_absolute() else quote(path.as_posix())
+    region = {"startLine": finding.line, "startColumn": finding.column}
+    return {
+        "ruleId": finding.rule,
+        "ruleIndex": index,
+        "level": finding.severity,
+        "message": {
+            "text": f"`{finding.text}`: {finding.why} (TensorRT {finding.since}); instead: {finding.replacement}"
+        },
+        "locations": [{"physicalLocation": {"artifactLocation": {"uri": uri}, "region": region}}],
+    }
+
+
+_NVINFER = re.compile(r"^[ \t]*(?:\[property\]|property\s*:)[ \t\r]*$", re.MULTILINE)
+_NVINFER_KEY = re.compile(
+    r"^[ \t]*(?:model-engine-file|onnx-file|network-mode|network-type|gie-unique-id|model-file|uff-file)\s*[=:]",
+    re.MULTILINE,
+)
+_SETTING = re.compile(r"^[ \t]*([\w-]+)[ \t]*[=:][ \t]*([^\n#;]*)(?:[#;][^\n]*)?$\n?", re.MULTILINE)
+_MODES = {"1": "INT8", "2": "FP16"}
+_COMMANDS = {
+    "INT8": "trt-engine quantize {model} --to int8 --calib-data DATA -o {stem}.int8.onnx",
+    "FP16": "trt-engine cast {model} --to fp16 -o {stem}.fp16.onnx",
+}
+
+
+def is_nvinfer(text: str) -> bool:
+    """Whether a file configures DeepStream's nvinfer."""
+    return bool(_NVINFER.search(text) and _NVINFER_KEY.search(text))
+
+
+def scan_nvinfer(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in a configuration of nvinfer, of either syntax."""
+    settings = [(found, found[1], found[2].strip()) for found in _SETTING.finditer(text)]
+    models = [value for _, key, value in settings if key == "onnx-file"]
+    values = {"model": "MODEL.onnx", "stem": "MODEL"} | model_values(models[0] if models else None)
+    for found, key, value in settings:
+        rule = rules.keys.get(key)
+        span = found.start(1), found.start(2) + len(found[2].rstrip())
+        if rule is not None and value and not (key == "force-implicit-batch-dim" and value == "0"):
+            edits = (Edit(found.start(), found.end(), ""),) if rule.drop and found[0].strip() else ()
+            yield Hit(rule, *span, edits, values)
+        rule = rules.by_id.get("caffe-uff-parser")
+        if rule is not None and key == "model-file" and value.endswith(".caffemodel"):
+            yield Hit(rule, *span, (), values)  # other files are read by a library of the user
+        rule = rules.by_id.get("deepstream-network-mode")
+        if rule is not None and key == "network-mode" and value in _MODES:
+            command = _COMMANDS[_MODES[value]].format(**values)
+            yield Hit(rule, *span, (), {"value": _MODES[value], "command": command})
+
+
+_ACCELERATOR = re.compile(r"name\s*:\s*\"tensorrt\"", re.IGNORECASE)
+_PARAMETER = re.compile(
+    r"key\s*:\s*\"(precision_mode|trt_fp16_enable|trt_int8_enable|int8_calibration_table_name|int8_use_native_calibration_table)\""
+    r"\s*,?\s*value\s*:\s*(?:\{\s*string_value\s*:\s*)?\"([^\"]*)\""
+)
+
+
+def scan_triton(text: str, rules: RuleSet) -> Iterator[Hit]:
+    """What the rules find in a config.pbtxt of Triton: precision that its TensorRT accelerator was given."""
+    rule = rules.by_id.get("triton-precision-mode")
+    if rule is None or not _ACCELERATOR.search(text):
+        return
+    for found in _PARAMETER.finditer(text):
+        if "#" not in line_before(text, found.start()) and found[2].upper() not in ("FP32", "0", "FALSE", ""):
+            yield Hit(rule, found.start(), found.end())
