@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import gc
 import importlib
 import inspect
 import json
@@ -75,6 +76,7 @@ def _serve(library: Path, folder: Path) -> None:
     slots = learned(library, trt, folder)
     world = ScriptedTensorRT(Puppet(library), trt, slots)
     _warm()
+    gc.freeze()  # what a test leaves is collected in its child, which would copy every page it looks at
     for line in sys.stdin:
         answers.write(json.dumps(_in_a_child(world, json.loads(line))) + "\n")
         answers.flush()
