@@ -183,7 +183,10 @@ def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
 # ------------------------------------------------------------------------------------------------ a hostile machine
 
 
-@pytest.mark.parametrize(("limit", "extra"), [(1 << 10, []), (6 << 10, ["-O", "external_weights=on"])])
+@pytest.mark.parametrize(
+    ("limit", "extra"),
+    [(1 << 10, []), pytest.param(6 << 10, ["-O", "external_weights=on"], marks=pytest.mark.slow)],
+)
 def test_a_file_size_limit_is_an_error_of_the_machine_and_no_short_engine(
     limit: int, extra: list[str], run: Run, net: Path, tmp_path: Path
 ):

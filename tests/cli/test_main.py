@@ -304,7 +304,7 @@ def test_talk_is_coloured_on_a_terminal_alone_and_never_under_no_color(no_colour
 # ------------------------------------------------------------------------------------------------ as a process
 
 
-@pytest.mark.parametrize("args", [["--help"], ["size", "--help"], ["cache", "list"]])
+@pytest.mark.parametrize("args", [["size", "--help"], ["cache", "list"]])
 def test_a_closed_pipe_says_nothing_and_leaves_no_trace(args: list[str]) -> None:
     reader, writer = os.pipe()
     os.close(reader)
@@ -486,7 +486,7 @@ def test_a_closed_stderr_costs_the_talk_alone() -> None:
     assert done.returncode == 0 and "_TRT_ENGINE_COMPLETE" in done.stdout
 
 
-@pytest.mark.parametrize("args", [["inspect", "--json"], ["build"], ["size"]])
+@pytest.mark.parametrize("args", [["inspect", "--json"], ["build"], pytest.param(["size"], marks=pytest.mark.slow)])
 def test_a_name_that_is_not_utf_8_is_no_reason_for_a_trace(args: list[str], tmp_path: Path) -> None:
     import onnx_models
 

@@ -67,7 +67,7 @@ def test_build_and_size_see_pictures(say: Say, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("model", "data", "count"),
     [
-        pytest.param(DIGITS, "imgs", 4, id="pictures"),
+        pytest.param(DIGITS, "imgs", 4, id="pictures", marks=pytest.mark.slow),
         pytest.param(DIGITS, VAL, 6, id="COCO folder"),
         pytest.param(DIGITS, VAL / "annotations.json", 6, id="annotations", marks=pytest.mark.slow),
         pytest.param(VIT, ROWS, 6, id="labelled arrays", marks=pytest.mark.slow),
