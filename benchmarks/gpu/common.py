@@ -33,7 +33,10 @@ import trt_engine as te
 
 BENCHMARKS = Path(__file__).resolve().parents[1]
 Call = Callable[[], object]
-SMALL = {"vit": {"width": 64, "depth": 2, "heads": 4, "size": 32}, "resnet50": {"size": 32}}
+SMALL = {
+    "vit": {"width": 64, "depth": 2, "heads": 4, "size": 32}, "resnet50": {"size": 32},
+    "yolo": {"size": 64, "divide": 8},
+}  # fmt: skip
 _STATE = "clocks.sm,clocks.mem,power.draw,temperature.gpu,clocks_event_reasons.active"
 
 

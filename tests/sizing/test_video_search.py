@@ -72,7 +72,9 @@ class Simulated:
 
 def concluded(runs: list[VideoRun], monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
     monkeypatch.setattr(video_search, "core_count", lambda: 2)
-    return video_search.conclude(request(), runs, Simulated(), on_cpu=more.get("on_cpu", True))  # type: ignore[arg-type]
+    return video_search.conclude(
+        request(), runs, Simulated(), on_cpu=more.get("on_cpu", True), rates=more.get("rates", {})
+    )  # type: ignore[arg-type]
 
 
 def test_the_interval_is_from_what_is_certain_to_what_is_certainly_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,6 +91,16 @@ def test_the_limit_is_the_part_with_the_least_room_where_the_cores_are_busy(monk
     assert found.limit == "deadline" and "1.5 with other programs" in found.limit_reason
     found = concluded([made_run(90, 0.0)], monkeypatch, on_cpu=False)
     assert found.limit == "none" and found.part_streams["engine"] == 80
+
+
+def test_on_a_gpu_the_limit_is_the_part_that_carries_least_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    rates = {"decoder": 290.0, "pre-processing": 9000.0, "engine": 1000.0, "copy": 9000.0}
+    found = concluded([made_run(9, 0.0), made_run(10, 0.3)], monkeypatch, on_cpu=False, rates=rates)
+    fps = 290.0 / found.part_streams["decoder"]
+    assert found.limit == "decoder"
+    assert found.part_streams["engine"] == pytest.approx(1000 / fps)
+    slower = rates | {"engine": 280.0}
+    assert concluded([made_run(9, 0.0), made_run(10, 0.3)], monkeypatch, on_cpu=False, rates=slower).limit == "engine"
 
 
 def test_no_camera_in_time_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -225,7 +225,7 @@ class VideoRun:
         return (self.late + self.dropped) / max(1, self.frames)
 
 
-VideoLimit = Literal["decoder", "pre-processing", "engine", "post-processing", "host", "deadline", "none"]
+VideoLimit = Literal["decoder", "copy", "pre-processing", "engine", "post-processing", "host", "deadline", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +252,7 @@ class VideoCapacity:
     """What more of would carry more sources; `none` where the search ended at its largest number."""
     limit_reason: str
     part_streams: dict[str, float]
-    """Part -> streams that all cores would carry with this part alone; of an engine on a GPU, what its curve allows."""
+    """Part -> streams that all cores would carry with this part alone. On a GPU: that its decoders, preparation, engine and
+    copies of outputs each carry alone, measured, and what one core carries of the rest, which is in Python."""
     runs: tuple[VideoRun, ...]
     """In the order measured."""

@@ -24,14 +24,14 @@ def cameras_section(size: SizeReport) -> Section | None:
         title = "Late frames by number of cameras, measured"
         blocks.append((LineChart("cameras", title, "cameras", "% late", (Line("measured", points), line)),))
     parts = make_table(
-        f"CPU time of a frame, and the streams that {plural(video.cores, 'core')} would carry with this part alone",
+        f"CPU time of a frame on {plural(video.cores, 'core')}, and the streams that each part alone would carry",
         [
-            ("part", [*nearest.parts, "in all"]),
-            ("ms", format_column([*nearest.parts.values(), nearest.cpu_ms])),
+            ("part", [*video.part_streams, "in all"]),
+            ("ms", format_column([*(nearest.parts.get(name) for name in video.part_streams), nearest.cpu_ms])),
             ("streams", [*(f"{streams:.1f}" for streams in video.part_streams.values()), ""]),
         ],
         words=1,
-        marked=[index for index, name in enumerate(nearest.parts) if name == video.limit],
+        marked=[index for index, name in enumerate(video.part_streams) if name == video.limit],
     )
     return Section("cameras", "Cameras, measured", (*blocks, parts, _runs_table(video)))
 

@@ -35,7 +35,7 @@ class MeteredRunner(RunnerBase):
         return self._timed(row_count(feeds), lambda: self._runner.run(feeds))
 
     def run_batched(self, parts: Sequence[Tensors], size: int | None = None) -> dict[str, Any]:
-        """The same for the rows `[rows, ...]` of several requests in one batch of `size` rows; raises as `run`."""
+        """The same for the rows `[rows, ...]` of several requests, dtypes as there, in a batch of `size`."""
         return self._timed(sum(map(row_count, parts)), lambda: self._runner.run_batched(parts, size))
 
     def _timed(self, rows: int, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:

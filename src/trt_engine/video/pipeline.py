@@ -13,16 +13,20 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trt_engine.config.runtime import Batching
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.metered_runner import MeteredRunner
 from trt_engine.video.decoder import Frame
+from trt_engine.video.device_frames import DeviceFrames, FrameRunner
 from trt_engine.vision.image_inference import ImageResult, ImageRunner
 from trt_engine.vision.preprocess import Preprocessor
 from trt_engine.vision.spec import Vision
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 PARTS = ("decoder", "pre-processing", "engine", "post-processing")
 """What is timed; the rest of the process is the host's."""
@@ -54,6 +58,10 @@ class FrameResult:
     done_s: float
     """When it was decoded, by `time.perf_counter`."""
 
+    def drawn(self) -> Image.Image:
+        """The frame with what was found drawn on it."""
+        return self.prepared.drawn(self.result, self.frame.image() if self.prepared.image is None else None)
+
 
 class FramePipeline:
     """Runs frames through an engine, whichever stream they are from. Close it after the streams."""
@@ -67,13 +75,15 @@ class FramePipeline:
         min_score: float = 0.25,
         top: int = 1,
         decoders: int = 2,
+        frames: DeviceFrames | None = None,
     ) -> None:
-        """`decoders` threads turn outputs into results with a score of at least `min_score`, or the `top` classes.
+        """`decoders` threads turn outputs into results with a score of at least `min_score`, or the `top` classes. With
+        `frames` the pipeline takes frames of its decoders alone, and leaves it open.
 
         Raises `UsageError` for a declaration that does not fit the engine's inputs and outputs.
         """
-        self.meter = MeteredRunner(runner)
-        self.vision, self._signature = vision, runner.signature
+        self.meter = MeteredRunner(runner if frames is None else FrameRunner(runner, frames))
+        self.vision, self._signature, self._frames = vision, runner.signature, frames
         self._preprocessor = Preprocessor(vision.preprocess, vision.input_spec(runner.signature).dtype)
         self._min_score, self._top = min_score, top
         self._batcher = Batcher(self.meter, batching, profiles=runner.profiles)
@@ -89,6 +99,8 @@ class FramePipeline:
 
     def prepare(self, frame: Frame) -> ImageRunner:
         """The frame as one row of the engine's input."""
+        if self._frames is not None:
+            return self._frames.prepare(frame)
         return ImageRunner.prepare(
             frame.image(), self.vision, self._signature, preprocessor=self._preprocessor, rows=1
         )  # fmt: skip

@@ -101,6 +101,10 @@ class VideoStream:
         """Wait until the stream has ended and `on_end` has been called."""
         self._thread.join()
 
+    def is_alive(self) -> bool:
+        """Whether it has not ended."""
+        return self._thread.is_alive()
+
     # -------------------------------------------------------------------------------------------- the stream's thread
 
     def _run(self) -> None:
@@ -113,6 +117,7 @@ class VideoStream:
             if not self.settings.newest_only:
                 for _ in range(self.settings.in_flight):  # every frame is answered
                     self._slots.acquire()
+            self._waiting = None  # with its frame's memory
             self._on_end()
 
     def _play_to_the_end(self) -> None:

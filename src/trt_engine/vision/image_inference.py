@@ -39,7 +39,8 @@ class ImageResult:
 class ImageRunner:
     """An image and its engine feeds."""
 
-    image: Image.Image
+    image: Image.Image | None
+    """None where the pixels are elsewhere: `drawn` is given them."""
     vision: Vision
     feeds: dict[str, npt.NDArray[Any]]
     placement: Placement
@@ -91,7 +92,7 @@ class ImageRunner:
     def decode(self, outputs: Mapping[str, Any], min_score: float, top: int) -> ImageResult:
         """Decode outputs to detections with a score of at least `min_score`, or to the `top` classes."""
         declared = self.vision.postprocess
-        size = {"image_size": self.image.size}
+        size = {"image_size": (self.placement.width, self.placement.height)}
         if declared.task == "classify":
             best = top_classes(probabilities(np.asarray(outputs[self.output])[:1], declared)[0], top)
             classes = tuple(Detection(item.index, declared.name(item.index), item.score) for item in best)
@@ -103,16 +104,17 @@ class ImageRunner:
         """Write the image with its boxes, or for a classifier with its best class in a corner."""
         return save_image(self.drawn(result), path)
 
-    def drawn(self, result: ImageResult) -> Image.Image:
-        """The image that `draw` writes."""
-        declared = self.vision.postprocess
+    def drawn(self, result: ImageResult, image: Image.Image | None = None) -> Image.Image:
+        """The image that `draw` writes; `image` is the one to draw on where it is not here."""
+        declared, image = self.vision.postprocess, self.image or image
+        assert image is not None
         if result.detections is not None:
             names = [declared.name(index) for index in result.detections.classes.tolist()]
-            return draw_detections(self.image, result.detections, names)
+            return draw_detections(image, result.detections, names)
         best: Detection = result.fields["classes"][0]
-        whole = np.array([[0.0, 0.0, self.image.width - 1.0, self.image.height - 1.0]])
+        whole = np.array([[0.0, 0.0, image.width - 1.0, image.height - 1.0]])
         corner = Detections(whole, np.array([best.score]), np.array([best.index]))
-        return draw_detections(self.image, corner, [best.name])
+        return draw_detections(image, corner, [best.name])
 
 
 def detection_records(found: Detections, declared: Postprocess) -> tuple[Detection, ...]:

@@ -77,11 +77,11 @@ class Preprocessor:
         self.dtype = numpy_dtype(dtype)
         self._filter = Image.Resampling[spec.interpolation.upper()]
         levels = np.arange(256, dtype=np.float64)
-        # lookup table of the 256 pixel values, computed in FP64
-        self._tables = [
+        self.levels = [
             self._to_input_dtype((levels * spec.scale - mean) / std)
             for mean, std in zip(spec.mean, spec.std, strict=True)
         ]
+        """The value of the input for each of the 256 pixel values, by channel; computed in FP64."""
         pad = spec.pad_value[::-1] if spec.channels == "BGR" else spec.pad_value
         self._pad = pad[0] if spec.channels == "L" else pad
         self._mode = "L" if spec.channels == "L" else "RGB"
@@ -95,7 +95,7 @@ class Preprocessor:
         if self.spec.channels == "BGR":
             pixels_HWC = pixels_HWC[..., ::-1]
         pixels_CHW: Array = np.empty((pixels_HWC.shape[2], *pixels_HWC.shape[:2]), self.dtype)
-        for channel, table in enumerate(self._tables):
+        for channel, table in enumerate(self.levels):
             # `mode` skips bounds checks: ten times as fast as indexing
             np.take(table, pixels_HWC[..., channel], out=pixels_CHW[channel], mode="clip")
         if self.spec.layout == "NHWC":
@@ -108,35 +108,40 @@ class Preprocessor:
         limits = np.iinfo(self.dtype)
         return np.clip(np.rint(values), limits.min, limits.max).astype(self.dtype)
 
+    def place(self, width: int, height: int) -> tuple[int, int, Placement]:
+        """Width and height that an image of this size is resized to, and its place in the input then.
+
+        A center crop is as torchvision's `Resize` and `CenterCrop`: the matched side is rounded, the other one truncated.
+        """
+        tall, wide = self.spec.size
+        if self.spec.resize == "stretch":
+            return wide, tall, Placement(width, height, wide / width, tall / height)
+        left = top = 0
+        if self.spec.resize == "center-crop":
+            cut_wide, cut_tall = wide, tall
+            wide, tall = (round(side / self.spec.crop_share) for side in (wide, tall))
+            if wide * height >= tall * width:
+                tall = max(tall, wide * height // width)
+            else:
+                wide = max(wide, tall * width // height)
+            left, top = -round((wide - cut_wide) / 2), -round((tall - cut_tall) / 2)
+        else:
+            within_wide, within_tall = wide, tall
+            factor = min(wide / width, tall / height)
+            wide, tall = (max(1, round(side * factor)) for side in (width, height))
+            if self.spec.pad_placement == "center":
+                left, top = (within_wide - wide) // 2, (within_tall - tall) // 2
+        return wide, tall, Placement(width, height, wide / width, tall / height, left, top)
+
     def _fit(self, image: Image.Image) -> tuple[Image.Image, Placement]:
         height, width = self.spec.size
-        if self.spec.resize == "stretch":
-            resized = self._resize(image, width, height)
-            return resized, Placement(*image.size, width / image.width, height / image.height)
-        if self.spec.resize == "center-crop":
-            return self._crop(image, width, height)
-        factor = min(width / image.width, height / image.height)
-        wide, tall = (max(1, round(side * factor)) for side in image.size)
-        left, top = 0, 0
-        if self.spec.pad_placement == "center":
-            left, top = (width - wide) // 2, (height - tall) // 2
+        wide, tall, placement = self.place(*image.size)
+        resized, left, top = self._resize(image, wide, tall), int(placement.left), int(placement.top)
+        if self.spec.resize != "letterbox":
+            return resized.crop((-left, -top, width - left, height - top)), placement
         square = Image.new(self._mode, (width, height), self._pad)
-        square.paste(self._resize(image, wide, tall), (left, top))
-        return square, Placement(*image.size, wide / image.width, tall / image.height, left, top)
-
-    def _crop(self, image: Image.Image, width: int, height: int) -> tuple[Image.Image, Placement]:
-        """Resize, then crop the center to `width` x `height`.
-
-        As torchvision's `Resize` and `CenterCrop`: the matched side is rounded, the other one truncated.
-        """
-        wide, tall = (round(side / self.spec.crop_share) for side in (width, height))
-        if wide * image.height >= tall * image.width:
-            tall = max(tall, wide * image.height // image.width)
-        else:
-            wide = max(wide, tall * image.width // image.height)
-        left, top = round((wide - width) / 2), round((tall - height) / 2)
-        part = self._resize(image, wide, tall).crop((left, top, left + width, top + height))
-        return part, Placement(*image.size, wide / image.width, tall / image.height, -left, -top)
+        square.paste(resized, (left, top))
+        return square, placement
 
     def _resize(self, image: Image.Image, width: int, height: int) -> Image.Image:
         return image if image.size == (width, height) else image.resize((width, height), self._filter)

@@ -429,6 +429,10 @@ class CudaDevice:
         with self.activate():
             self.check_status(driver.cuMemcpyAsync(right, left, nbytes, handle))
 
+    def copy_from(self, pointer: int, target: Any, stream: Any) -> None:
+        """Fill the buffer from an address on this GPU that another library keeps until the copy is done; stream-ordered."""
+        self.copy(BorrowedBuffer(self, pointer, target.nbytes, None), target, target.nbytes, stream)
+
     def synchronize(self) -> None:
         self._check_open()
         self._check_no_capture()

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, Queue
 from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
@@ -23,7 +23,8 @@ from trt_engine.records.infer import Detection, VideoSource, VideoSummary
 from trt_engine.runtime.batch_rows import BatchLayout
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature
-from trt_engine.video.decoder import describe_clip, find_clips, is_live, shown_address
+from trt_engine.video.decoder import describe_clip, find_clips, is_live, open_decoder, shown_address
+from trt_engine.video.device_frames import device_frames
 from trt_engine.video.drawing import contact_sheet, draw_counts
 from trt_engine.video.pipeline import FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
@@ -98,12 +99,18 @@ def run_video(job: VideoJob, runner: InferenceEngine) -> tuple[VideoSummary, tup
     batching = Batching(max_batch=frames_at_once(runner.signature, runner.profiles), max_wait_ms=20.0)
     threads = max(1, (os.cpu_count() or 1) - 1)
     settings = StreamSettings(in_flight=3 * _MAX_BATCH, threads=threads, max_frames=config.max_frames)
-    answers: SimpleQueue[StreamFrame | None] = SimpleQueue()
+    answers: Queue[StreamFrame | None] = Queue(_MAX_BATCH)  # who draws is slower than a GPU
     started_s = time.perf_counter()
-    with FramePipeline(
-        runner.runner, job.vision, batching, min_score=score, top=config.top or 1, decoders=1
-    ) as pipeline:
-        stream = VideoStream(job.source, pipeline, answers.put, settings, on_end=lambda: answers.put(None)).start()
+    with (
+        device_frames(runner.runner, job.vision, [job.source]) as frames,
+        FramePipeline(
+            runner.runner, job.vision, batching, min_score=score, top=config.top or 1, decoders=1, frames=frames
+        ) as pipeline,
+    ):
+        stream = VideoStream(
+            job.source, pipeline, answers.put, settings, on_end=lambda: answers.put(None),
+            opener=open_decoder if frames is None else frames.open,
+        ).start()  # fmt: skip
         try:
             with _output_files(job) as (writer, lines):
                 sink = _Sink(job, writer, lines)
@@ -120,7 +127,7 @@ def run_video(job: VideoJob, runner: InferenceEngine) -> tuple[VideoSummary, tup
     return sink.summary(stream, time.perf_counter() - started_s), batches_ms
 
 
-def _in_order(answers: SimpleQueue[StreamFrame | None]) -> Iterator[StreamFrame]:
+def _in_order(answers: Queue[StreamFrame | None]) -> Iterator[StreamFrame]:
     """The answers by number, until None."""
     early: dict[int, StreamFrame] = {}
     number = 0
@@ -183,7 +190,7 @@ class _Sink:
             line = {"frame": self.frames, "time_s": round(answer.time_s, 6), "image_size": fields["image_size"]}
             self._lines.write(msgspec.json.encode(line | {"objects": objects}) + b"\n")
         if self._writer is not None:
-            drawn = found.prepared.drawn(found.result)
+            drawn = found.drawn()
             if found.result.detections is not None:
                 draw_counts(drawn, counts)
             self._writer.write(drawn, answer.time_s)
@@ -229,8 +236,8 @@ def format_time_left(seconds: float) -> str:
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
 
 
-def _unblock(answers: SimpleQueue[StreamFrame | None], stream: VideoStream) -> None:
+def _unblock(answers: Queue[StreamFrame | None], stream: VideoStream) -> None:
     """Wait for the stream's end; what is still answered is thrown away."""
-    stream.join()
-    while not answers.empty():
-        answers.get()
+    while stream.is_alive():
+        with contextlib.suppress(Empty):
+            answers.get(timeout=0.05)

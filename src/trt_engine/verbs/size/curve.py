@@ -22,7 +22,7 @@ from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, UsageError
 from trt_engine.records.base import append_record
-from trt_engine.records.streams import CurvePoint, CurveSummary, FrameMemory, VideoRun
+from trt_engine.records.streams import CurvePoint, CurveSummary, FrameMemory
 from trt_engine.verbs.size.capacity import TurnTimes
 from trt_engine.verbs.size.simulation import ServiceTimes
 from trt_engine.verbs.size.stream_worker import (
@@ -142,12 +142,12 @@ def drive_sources(
     return answer
 
 
-def drive_clips(engine: Engine, request: VideoRequest, runtime: RuntimeConfig) -> tuple[VideoRun, ...]:
+def drive_clips(engine: Engine, request: VideoRequest, runtime: RuntimeConfig) -> VideoMessage:
     """Clips as cameras through the whole path. Raises the child's error."""
     runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None, graphs=False)
     answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), video=request))
     assert isinstance(answer, VideoMessage)
-    return answer.runs
+    return answer
 
 
 def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMessage:

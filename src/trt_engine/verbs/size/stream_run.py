@@ -56,8 +56,9 @@ def find_cameras(job: SizeJob, engine: Engine, simulated: StreamCapacity) -> Vid
     config = job.config
     assert config.deadline_ms is not None
     request = VideoRequest(simulated.policy, job.clips, config.deadline_ms, config.allowed_late, config.duration_s)
-    runs = curve.drive_clips(engine, request, job.runtime)
-    return video_search.conclude(request, runs, simulated, on_cpu=parse_device(job.build.device)[0] == "cpu")
+    driven = curve.drive_clips(engine, request, job.runtime)
+    on_cpu = parse_device(job.build.device)[0] == "cpu"
+    return video_search.conclude(request, driven.runs, simulated, on_cpu=on_cpu, rates=driven.rates)
 
 
 def _measured_curve(

@@ -112,6 +112,8 @@ class VideoMessage(msgspec.Struct, tag="video"):
     """The runs in the order measured."""
 
     runs: tuple[VideoRun, ...]
+    rates: dict[str, float]
+    """Frames/s of the parts alone, on a GPU."""
 
 
 Message = LogMessage | CurveMessage | DriveMessage | VideoMessage | ErrorMessage
@@ -230,7 +232,7 @@ def _answer(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMessag
         if request.video is not None:
             from trt_engine.verbs.size import video_run  # with PyAV
 
-            return VideoMessage(video_run.measure_clips(engine, request.video))
+            return VideoMessage(*video_run.measure_clips(engine, request.video))
         assert request.drive is not None
         return drive(engine.runner, request.drive)
 

@@ -3,10 +3,13 @@ prepared, inferred in batches, decoded to results."""
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import numpy as np
@@ -19,7 +22,10 @@ from trt_engine.records.streams import VideoRun
 from trt_engine.reporting.tables import plural
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.size.stream_worker import VideoRequest
+from trt_engine.verbs.size.video_parts import part_rates
 from trt_engine.verbs.size.video_search import search
+from trt_engine.video.decoder import Decoder, Frame, Packet, VideoError, open_decoder, read_frames
+from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.pipeline import PARTS, FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.spec import Vision, vision_of
@@ -30,34 +36,114 @@ _SETTLE_S = 0.5
 """From the last source's first frame to the measured window."""
 _SPREAD_S = 2.0
 """Sources start within this time: cameras are not in step, and neither are their key frames."""
-_OPEN_S = 0.02
-"""Time to open one more source before the first is due."""
+_START_S = 0.2
+"""Time to start the threads of the sources before the first is due."""
+_OPENERS = 8
+"""Threads that open decoders."""
 _FIRST_RUN_S = 2.0
 
 
-def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[VideoRun, ...]:
-    """All runs of the search for the largest number of cameras."""
+def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple[VideoRun, ...], dict[str, float]]:
+    """All runs of the search for the largest number of cameras, and with a GPU the frames/s of its parts alone."""
     vision = vision_of(engine.engine)
     assert vision is not None  # checked before the build
     engine.warmup(2, batch=request.policy.max_batch)
     cores = core_count()
-    first = play_clips(engine, vision, request, 1, min(_FIRST_RUN_S, request.duration_s), seed=0)
     fps = sum(clip.fps for clip in request.clips) / len(request.clips)
-    carried = cores * 1e3 / max(1e-3, first.cpu_ms * fps)
-    log.info(
-        "one camera takes %.1f ms of CPU time for a frame: %d cameras at most on %d cores", first.cpu_ms, carried, cores
-    )
+    with (
+        device_frames(engine.runner, vision, [clip.path for clip in request.clips]) as frames,
+        Decoders(frames) as opened,
+    ):
+        rates = {} if frames is None else part_rates(engine.runner, frames, request)
+        first = play_clips(engine, vision, request, 1, min(_FIRST_RUN_S, request.duration_s), seed=0, decoders=opened)
+        carried = cores * 1e3 / max(1e-3, first.cpu_ms * fps)
+        log.info(
+            "one camera takes %.1f ms of CPU time for a frame: %d cameras at most on %d cores",
+            first.cpu_ms, carried, cores,
+        )  # fmt: skip
+        for part, rate in rates.items():
+            log.info("the %s alone: %.0f frames/s, %d cameras", part, rate, rate / fps)
+            carried = min(carried, 1.6 * rate / fps)  # half of it is tried first, and it is measured, not estimated
 
-    def measure(streams: int, number: int) -> VideoRun:
-        run = play_clips(engine, vision, request, streams, request.duration_s, seed=number)
-        log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
-        return run
+        def measure(streams: int, number: int) -> VideoRun:
+            run = play_clips(engine, vision, request, streams, request.duration_s, seed=number, decoders=opened)
+            log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
+            return run
 
-    return tuple(search(measure, request.late, start=max(1, int(carried / 2))))
+        return tuple(search(measure, request.late, start=max(1, int(carried / 2)))), rates
+
+
+class Decoders:
+    """One decoder a camera, opened once for all runs: an NVDEC session takes a tenth of a second."""
+
+    def __init__(self, frames: DeviceFrames | None) -> None:
+        """Opened on the GPU of `frames`, or on the CPU."""
+        self.frames = frames
+        self._opened: list[Decoder] = []
+
+    def open(self, sources: Sequence[str]) -> list[_Kept]:
+        """Decoders at the start of these sources, of which an earlier call has had the first. Raises `UsageError`."""
+        opener = open_decoder if self.frames is None else self.frames.open
+
+        def ready(source: str) -> Decoder:
+            try:
+                decoder = opener(source)
+                next(read_frames(decoder), None)  # the session is made with the first packet
+                decoder.rewind()
+            except VideoError as error:
+                raise UsageError(f"`{source}`: {error}", hint="a clip that a player can play to its end") from error
+            return decoder
+
+        with ThreadPoolExecutor(_OPENERS) as pool:
+            self._opened.extend(pool.map(ready, sources[len(self._opened) :]))
+        return [_Kept(decoder) for decoder in self._opened[: len(sources)]]
+
+    def __enter__(self) -> Decoders:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for decoder in self._opened:
+            decoder.close()
+
+
+class _Kept(Decoder):
+    """A decoder that a stream leaves open, at its start."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self.info = decoder.info
+
+    def packets(self) -> Iterator[Packet]:
+        return self._decoder.packets()
+
+    def decode(self, packet: Packet | None) -> list[Frame]:
+        return self._decoder.decode(packet)
+
+    def rewind(self) -> None:
+        self._decoder.rewind()
+
+    def open(self, source: str, *, threads: int) -> Decoder:
+        """Itself, as a stream opens its source."""
+        return self
+
+    @property
+    def damaged(self) -> int:  # type: ignore[override]
+        return self._decoder.damaged
+
+    def close(self) -> None:
+        with contextlib.suppress(VideoError):
+            self._decoder.rewind()
 
 
 def play_clips(
-    engine: InferenceEngine, vision: Vision, request: VideoRequest, streams: int, duration_s: float, *, seed: int
+    engine: InferenceEngine,
+    vision: Vision,
+    request: VideoRequest,
+    streams: int,
+    duration_s: float,
+    *,
+    seed: int,
+    decoders: Decoders,
 ) -> VideoRun:
     """`streams` cameras for `duration_s`, each at a phase drawn with `seed`. `UsageError` for a clip that ends."""
     policy = request.policy
@@ -65,18 +151,22 @@ def play_clips(
         max_batch=policy.max_batch, max_wait_ms=policy.max_wait_ms, workers=policy.contexts,
         max_rows_waiting=max(streams, 1) + policy.max_batch,
     )  # fmt: skip
-    frames: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
+    seen: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
 
     def note(source: int, frame: StreamFrame) -> None:
         answered = frame.result is not None and not isinstance(frame.result, BaseException)
-        frames[source].append((frame.arrived_s, time.perf_counter() if answered else None))
+        seen[source].append((frame.arrived_s, time.perf_counter() if answered else None))
 
     rng = np.random.default_rng([seed, streams])
     settings = StreamSettings(paced=True, loop=True, newest_only=True)
-    with FramePipeline(engine.runner, vision, batching) as pipeline:
-        clips = [request.clips[index % len(request.clips)] for index in range(streams)]
-        played = [VideoStream(clip.path, pipeline, partial(note, index), settings) for index, clip in enumerate(clips)]
-        begin_s = time.perf_counter() + 0.1 + _OPEN_S * streams
+    clips = [request.clips[index % len(request.clips)] for index in range(streams)]
+    opened = decoders.open([clip.path for clip in clips])
+    with FramePipeline(engine.runner, vision, batching, frames=decoders.frames) as pipeline:
+        played = [
+            VideoStream(clip.path, pipeline, partial(note, index), settings, opener=opened[index].open)
+            for index, clip in enumerate(clips)
+        ]
+        begin_s = time.perf_counter() + _START_S
         spread_s = min([_SPREAD_S, duration_s, *(clip.frames / clip.fps for clip in clips if clip.frames)])
         for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
             stream.start(begin_s + phase_s)
@@ -103,7 +193,7 @@ def play_clips(
         (source, float(arrived_s - from_s), ended_s is not None, bool(ended_s is None or ended_s - arrived_s > late_s),
          0.0 if ended_s is None else ended_s - arrived_s)
         for source, clip in enumerate(clips)
-        for arrived_s, ended_s in [*frames[source], *_unseen(frames[source], 1 / clip.fps, to_s)]
+        for arrived_s, ended_s in [*seen[source], *_unseen(seen[source], 1 / clip.fps, to_s)]
         if from_s <= arrived_s < to_s
     ]  # fmt: skip
     all_cores = (100 - machine.idle - getattr(machine, "iowait", 0.0)) / 100 * (psutil.cpu_count() or 1)

@@ -70,9 +70,14 @@ def pooled_share(runs: Iterable[VideoRun]) -> float:
 
 
 def conclude(
-    request: VideoRequest, runs: Sequence[VideoRun], simulated: StreamCapacity, *, on_cpu: bool
+    request: VideoRequest,
+    runs: Sequence[VideoRun],
+    simulated: StreamCapacity,
+    *,
+    on_cpu: bool,
+    rates: Mapping[str, float],
 ) -> VideoCapacity:
-    """The answer of measured runs: the number, its interval, its limit."""
+    """The answer of measured runs: the number, its interval, its limit. `rates` are the frames/s of a GPU's parts alone."""
     by_streams: dict[int, list[VideoRun]] = defaultdict(list)
     for run in runs:
         by_streams[run.streams].append(run)
@@ -84,7 +89,10 @@ def conclude(
     nearest = by_streams[streams or min(by_streams)][-1]
     fps = fmean(clip.fps for clip in request.clips)
     part_streams = {name: cores * 1e3 / max(1e-6, fps * cpu_ms) for name, cpu_ms in nearest.parts.items()}
-    if not on_cpu:
+    if rates:  # the CPU serves the GPU's parts; its own run in Python, one thread at a time
+        part_streams = {name: streams / cores for name, streams in part_streams.items() if name not in rates}
+        part_streams = {name: rate / fps for name, rate in rates.items()} | part_streams
+    elif not on_cpu:
         part_streams["engine"] = min(part_streams["engine"], simulated.upper_bound)
     limit, reason = _limit(nearest, part_streams, cores, failed)
     return VideoCapacity(
@@ -119,7 +127,7 @@ def _limit(run: VideoRun, part_streams: Mapping[str, float], cores: int, failed:
     if failed is None:
         return "none", f"the search ended at {plural(run.streams, 'camera')}; {used}"
     least = min(part_streams, key=part_streams.__getitem__)
-    share = f"{format_percent(run.parts[least] / run.cpu_ms)} of that time in the {least}"
+    share = f"{format_percent(run.parts.get(least, 0.0) / run.cpu_ms)} of that time in the {least}"
     if run.busy_cores >= _BUSY * cores or part_streams[least] < 1.1 * run.streams:
         return least, f"{used}, {share}"  # type: ignore[return-value]
     return "deadline", f"{used}, {share}: frames are late, not unserved"
