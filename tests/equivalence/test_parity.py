@@ -77,6 +77,13 @@ def test_ids_and_sizes_keep_their_values(spec: TensorSpec):
     assert [how for _, how in drawn] == ([] if spec.role else ["normal x5", "normal x100", "at edges", "normal x1"])
 
 
+@pytest.mark.parametrize("kind", ["fp16", "tf32"])
+def test_numbers_that_a_short_mantissa_amplifies_are_not_drawn(kind: str):
+    signature = Signature((TensorSpec("x", "float32", (2, 4)),), ())
+    drawn = wider_feeds({"x": np.zeros((2, 4), np.float32)}, signature, TOLERANCES[kind])
+    assert [how for _, how in drawn] == ["normal x1"]
+
+
 def test_what_plain_onnxruntime_does_not_run_is_not_judged(tmp_path: Path):
     row = (models.BF16, ["n", 3])
     path = models.save(tmp_path / "net.onnx", [models.node("Relu", "x", "y")], {"x": row}, {"y": row})

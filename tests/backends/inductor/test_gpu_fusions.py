@@ -15,6 +15,7 @@ import onnxruntime as ort
 import pytest
 
 from onnx_models import FLOAT, FP8, node, save
+from trt_engine.backends.inductor.attention import ATTENTION
 from trt_engine.backends.inductor.convolution import (
     CONVOLUTION,
     PATCHES,
@@ -92,23 +93,28 @@ def test_quantized_layers_with_gelu_and_a_residual_are_two_nodes(kind: str, tmp_
     assert factors.shape == (64,) and factors.dtype == np.float32
 
 
-@needs_torch
-@pytest.mark.parametrize("kind", BOTH)
-def test_the_fused_layers_compute_what_onnx_runtime_computes(kind: str, tmp_path: Path) -> None:
+def fused(path: Path, feeds: dict[str, Any]) -> tuple[list[str], Any, Any]:
+    """The operators of a graph fused for a GPU, its one output on the CPU, and ONNX Runtime's."""
     import torch
 
     from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
     from trt_engine.backends.inductor.tensor_rules import RULES
 
-    path = mlp(tmp_path / "m.onnx", kind)
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    x = RNG.standard_normal((2, 4, 32)).astype(np.float32)
-    (wanted,) = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, {"x": x})
+    (wanted,) = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, feeds)
     graph = load_graph(onnx.load(path), on_gpu=True, quantized_types=BOTH)
     with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
-    assert np.abs(found.numpy() - wanted).max() < 1e-3 * np.abs(wanted).max()
+        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(*map(torch.from_numpy, feeds.values()))
+    return [item.op_type for item in graph.proto.graph.node], found.float().numpy(), wanted.astype(np.float32)
+
+
+@needs_torch
+@pytest.mark.parametrize("kind", BOTH)
+def test_the_fused_layers_compute_what_onnx_runtime_computes(kind: str, tmp_path: Path) -> None:
+    x = RNG.standard_normal((2, 4, 32)).astype(np.float32)
+    _, found, wanted = fused(mlp(tmp_path / "m.onnx", kind), {"x": x})
+    assert np.abs(found - wanted).max() < 1e-3 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize(
@@ -186,20 +192,11 @@ def half_attention(path: Path, hidden: float) -> Path:
 @needs_torch
 @pytest.mark.parametrize("hidden", [np.finfo(np.float32).min, -1e9, -np.inf])
 def test_attention_whose_mask_half_precision_cannot_hold_is_one_kernel(tmp_path: Path, hidden: float) -> None:
-    import torch
-
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    path = half_attention(tmp_path / "m.onnx", hidden)
-    graph = load_graph(onnx.load(path), on_gpu=True)
-    assert graph.attentions == 1
     feeds = {name: RNG.standard_normal(shape).astype(np.float16) for name, shape in
              {"q": (2, 3, 4, 8), "k": (2, 3, 8, 4), "v": (2, 3, 4, 8)}.items()}  # fmt: skip
-    with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(*map(torch.from_numpy, feeds.values()))
-    (expected,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
-    np.testing.assert_allclose(found.float().numpy(), expected.astype(np.float32), atol=2e-2)
+    operators, found, wanted = fused(half_attention(tmp_path / "m.onnx", hidden), feeds)
+    assert [item for item in operators if "ttention" in item] == [ATTENTION]
+    np.testing.assert_allclose(found, wanted, atol=2e-2)
 
 
 # ------------------------------------------------------------------------------------------------ convolutions
@@ -229,19 +226,11 @@ def test_a_residual_block_is_two_convolutions(tmp_path: Path) -> None:
 
 
 @needs_torch
-def test_fused_convolutions_compute_what_onnx_runtime_computes(tmp_path: Path) -> None:
-    import torch
-
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    path = residual_block(tmp_path / "m.onnx")
+@pytest.mark.parametrize("block", ["residual_block", "downsampling_block"])
+def test_fused_convolutions_compute_what_onnx_runtime_computes(block: str, tmp_path: Path) -> None:
     x = RNG.standard_normal((2, 8, 8, 8)).astype(np.float16)
-    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    graph = load_graph(onnx.load(path), on_gpu=True)
-    with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
-    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+    _, found, wanted = fused(globals()[block](tmp_path / "m.onnx"), {"x": x})
+    assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @needs_torch
@@ -306,20 +295,11 @@ def embedding(path: Path, stride: int = 4) -> Path:
 
 @needs_torch
 def test_a_patch_embedding_is_a_linear_layer(tmp_path: Path) -> None:
-    import torch
-
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    path = embedding(tmp_path / "m.onnx")
     x = RNG.standard_normal((2, 3, 14, 12)).astype(np.float16)
-    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    graph = load_graph(onnx.load(path), on_gpu=True)
-    assert [item.op_type for item in graph.proto.graph.node] == [PATCHES, LINEAR, "Transpose"]
-    with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
+    operators, found, wanted = fused(embedding(tmp_path / "m.onnx"), {"x": x})
+    assert operators == [PATCHES, LINEAR, "Transpose"]
     assert found.shape == wanted.shape == (2, 16, 3, 3)
-    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
+    assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @needs_torch
@@ -414,22 +394,6 @@ def downsampling_block(path: Path) -> Path:
         node("Add", "e s", "a"), node("Relu", "a", "y"),
     ]  # fmt: skip
     return save(path, nodes, {"x": (half, ["n", 8, 8, 8])}, {"y": (half, ["n", 16, 4, 4])}, weights)
-
-
-@needs_torch
-def test_a_shortcut_s_bias_is_added_with_the_other(tmp_path: Path) -> None:
-    import torch
-
-    from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph
-    from trt_engine.backends.inductor.tensor_rules import RULES
-
-    path = downsampling_block(tmp_path / "m.onnx")
-    x = RNG.standard_normal((2, 8, 8, 8)).astype(np.float16)
-    (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, {"x": x})
-    graph = load_graph(onnx.load(path), on_gpu=True)
-    with torch.no_grad():
-        (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
-    assert np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @needs_torch
@@ -556,3 +520,35 @@ def test_gelu_for_narrow_outputs_is_close_to_the_exact_one() -> None:
     body = kernel[kernel.index("`fused_rules.close_gelu`") : kernel.index("elif ACTIVATION == 2")]
     written = re.findall(r"([-+(]) ?(-?\d\.\d+e-\d\d)", body)
     assert [float(number) * (-1 if sign == "-" else 1) for sign, number in written] == [*_GELU_TERMS]
+
+
+@needs_torch
+def test_every_convolution_of_a_fused_graph_states_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`conv2d` is exported as channels first, which cuDNN gives of no input with the channels last."""
+    import torch
+
+    from trt_engine.backends.inductor import onnx_module
+    from trt_engine.backends.inductor.fused_rules import register_shapes
+    from trt_engine.backends.inductor.tensor_rules import RULES
+
+    monkeypatch.setattr(onnx_module, "on_gpu", lambda device: True)
+    register_shapes()
+    half = onnx.TensorProto.FLOAT16
+    shapes = {"w": (16, 8, 3, 3), "v": (16, 1, 3, 3), "u": (8, 16, 2, 2), "t": (8, 4, 2, 2), "b": (16,)}
+    weights = {name: RNG.standard_normal(shape).astype("f2") for name, shape in shapes.items()}
+    nodes = [
+        node("Conv", "x w b", "c", pads=[1, 1, 1, 1]), node("Relu", "c", "r"),
+        node("Conv", "r v b", "d", pads=[1, 1, 1, 1], group=16), node("Sigmoid", "d", "s"),
+        node("Conv", "s u", "e", pads=[0, 0, 1, 1]), node("ConvTranspose", "e t", "y"),
+    ]  # fmt: skip
+    path = save(tmp_path / "m.onnx", nodes, {"x": (half, [2, 8, 6, 6])}, {"y": (half, [2, 4, 7, 7])}, weights)
+    graph = onnx_module.load_graph(onnx.load(path), on_gpu=True)
+    assert CONVOLUTION in [item.op_type for item in graph.proto.graph.node]
+    module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES, fused=True).eval()
+    program = torch.export.export(module, (torch.zeros(2, 8, 6, 6, dtype=torch.float16),), strict=False)
+    made = {str(item.target).split(".")[1]: item for item in program.graph.nodes if "conv" in str(item.target)}
+    assert list(made) == ["cudnn_convolution_relu", "cudnn_convolution", "conv_transpose2d"]
+    for name, item in made.items():
+        read = [one.meta["val"] for one in item.all_input_nodes if one.meta["val"].ndim == 4]
+        layout = torch.contiguous_format if name == "conv_transpose2d" else torch.channels_last
+        assert all(one.is_contiguous(memory_format=layout) for one in (item.meta["val"], *read)), name

@@ -70,16 +70,7 @@ def fuse_convolution(graph: GraphProto) -> int:
 
 
 class _ConvolutionFuser(GraphView):
-    """Edits the nodes of a graph. `depthwise` is what depthwise convolutions read: PyTorch 2.11 compiles those of a fused
-    convolution's output to other numbers (MobileNetV3 on an H200), though each alone is right."""
-
-    def __init__(self, graph: GraphProto) -> None:
-        super().__init__(graph)
-        self.depthwise = {node.input[0] for node in self.graph.node if self.is_depthwise(node)}
-
-    def is_depthwise(self, node: NodeProto) -> bool:
-        weight = self.constants.get(node.input[1]) if node.op_type == "Conv" and not walk.domain_of(node) else None
-        return weight is not None and list(weight.dims[1:2]) == [1] and walk.attributes(node).get("group", 1) > 1
+    """Edits the nodes of a graph."""
 
     def convolution(self, name: str) -> NodeProto | None:
         """The one that makes a tensor. Of one channel there is none: cuDNN takes such an input for either layout, and may
@@ -90,9 +81,7 @@ class _ConvolutionFuser(GraphView):
         return node if self.constants[node.input[1]].dims[1] > 1 else None
 
     def take(self, node: NodeProto) -> bool:
-        """Relu with the nodes before it, unless a depthwise convolution reads it."""
-        if node.output[0] in self.depthwise:
-            return False
+        """Relu with the nodes before it."""
         conv, residual, between = self.convolution(node.input[0]), "", []
         if conv is None and (added := self.inner(node.input[0], "Add")) is not None:
             at = next((at for at in (0, 1) if self.convolution(added.input[at]) is not None), None)

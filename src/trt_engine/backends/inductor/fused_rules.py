@@ -23,6 +23,7 @@ from trt_engine.backends.inductor.linear import (
     X,
 )
 from trt_engine.backends.inductor.onnx_module import Call, torch_dtype
+from trt_engine.backends.inductor.window_rules import convolve
 
 _APPLY: tuple[Callable[[Tensor], Tensor], ...] = (
     lambda x: x, nn.gelu, lambda x: nn.gelu(x, approximate="tanh"), torch.relu, lambda x: x,
@@ -131,9 +132,7 @@ def convolution(call: Call) -> Tensor:
                 return _pointwise(product, x, weight, bias, residual, applied)
         if activation == RELU:
             return cudnn_conv_relu(x, weight, bias, residual, strides, pads, dilations)
-        if ACTIVATIONS[activation] == "none":  # by its own name: PyTorch's compiler may lay `conv2d` out otherwise
-            return torch.ops.aten.cudnn_convolution(x, weight, pads, strides, dilations, 1, False, False, True)
-    found = nn.conv2d(x, weight, bias, strides, pads, dilations)
+    found = convolve(call, x, weight, bias, strides, pads, dilations)
     return _APPLY[activation](found if residual is None else found + residual)
 
 

@@ -19,7 +19,7 @@ import torch
 from onnx import TensorProto, numpy_helper
 
 from trt_engine.backends.inductor.attention import fuse_attention
-from trt_engine.backends.inductor.convolution import fuse_convolution, fuse_patches, store_weights
+from trt_engine.backends.inductor.convolution import CONVOLUTION, fuse_convolution, fuse_patches, store_weights
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
 from trt_engine.backends.inductor.operators import (
     MIN_OPSET,
@@ -76,7 +76,7 @@ class Call:
     def __init__(self, body: Body, at: int, values: dict[str, Value]) -> None:
         self.node, self.attributes = body.nodes[at]
         self.values: list[Value | None] = [values[name] if name else None for name in self.node.input]
-        self.device, self.kernels = body.module.device, body.module.kernels
+        self.device, self.kernels, self.fused = body.module.device, body.module.kernels, body.module.fused
         self._body, self._at, self._outer = body, at, values
 
     def has(self, at: int) -> bool:
@@ -233,7 +233,8 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
             raise refusal(lacking, "no rule computes the operator")
         self.device, self.kernels, self.rules = device, kernels or Kernels(), rules
         self.has_nibbles = _has_nibbles(proto)
-        self._laid_out = fused
+        self.fused = fused
+        self._windows = {node.input[1] for node in walk.all_nodes(proto) if node.op_type in ("Conv", CONVOLUTION)}
         self._products = {node.input[WEIGHT] for node in proto.graph.node if node.op_type == LINEAR}
         self._body = Body(proto.graph, walk.opsets_of(proto).get("", 1), self)
 
@@ -248,11 +249,21 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         if _is_small(array, found):
             return Scalars(array.astype(object), found.dtype)
         name = f"w{len(list(self.buffers()))}"
-        moved = (
-            _laid_out(found, stored.name in self._products, self.device) if self._laid_out else found.to(self.device)
-        )
-        self.register_buffer(name, moved)
+        self.register_buffer(name, self._laid_out(found.to(self.device), stored.name))
         return name
+
+    def _laid_out(self, weight: torch.Tensor, name: str) -> torch.Tensor:
+        """A constant; in a graph with layers of ours in the layout that its kernels read: columns of linear layers, channels
+        last of convolutions in half precision."""
+        if not self.fused or not on_gpu(self.device):
+            return weight
+        if name in self._products and weight.ndim == 2:
+            return weight.t().contiguous().t()
+        is_half = weight.dtype in (torch.float16, torch.bfloat16)
+        if name not in self._windows or weight.ndim != 4 or not is_half:
+            return weight
+        # strides of nothing else, also where an axis is of size 1: they decide cuDNN's layout for every input
+        return torch.empty_like(weight, memory_format=torch.channels_last).copy_(weight)
 
     def value(self, constant: Scalars | str) -> Value:
         return getattr(self, constant) if isinstance(constant, str) else constant
@@ -280,16 +291,6 @@ def _has_nibbles(proto: onnx.ModelProto) -> bool:
 def on_gpu(device: torch.device) -> bool:
     """Whether layouts and operators are those of a GPU."""
     return bool(device.type == "cuda")
-
-
-def _laid_out(weight: torch.Tensor, is_factor: bool, device: torch.device) -> torch.Tensor:
-    """A weight on the device; on a GPU in the layout its kernels read: columns of linear layers, channels last."""
-    moved = weight.to(device)
-    if not on_gpu(device):
-        return moved
-    if is_factor and weight.ndim == 2:
-        return moved.t().contiguous().t()
-    return moved.contiguous(memory_format=torch.channels_last) if weight.ndim == 4 else moved
 
 
 def _is_small(array: npt.NDArray[Any], stored: torch.Tensor) -> bool:

@@ -6,9 +6,11 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import functional as nn
 
+from trt_engine.backends.inductor import onnx_module
 from trt_engine.backends.inductor.onnx_module import Call, Unsupported
 
 
@@ -55,10 +57,31 @@ def conv(call: Call) -> Tensor:
     rank = weight.ndim - 2
     strides, kernel = _spatial(call, "strides", rank), list(weight.shape[2:])
     x, pads = _apply_pads(x, _pads(call, x.shape[2:], kernel, strides), 0.0)
-    function: Callable[..., Tensor] = _CONVOLUTIONS[rank]
-    return function(
-        x, weight, call.optional(2), strides, pads, _spatial(call, "dilations", rank), call.attribute("group")
+    return convolve(
+        call, x, weight, call.optional(2), strides, pads, _spatial(call, "dilations", rank), call.attribute("group")
     )
+
+
+def convolve(
+    call: Call, x: Tensor, weight: Tensor, bias: Tensor | None, strides: list[int], pads: list[int],
+    dilations: list[int], groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """A convolution whose output has the layout that the compiler takes it for.
+
+    For a GPU `torch.export` (2.11) notes channels first for any `conv2d`, where cuDNN gives channels last if its input or
+    its weights are so: AOTInductor's code read the one as the other, in DenseNet-121, HGNetV2, ConvNeXtV2 and MobileNetV3
+    on an H200. So in a graph with layers of ours cuDNN is called by its own name, on channels last, as `register_shapes`
+    states; every other convolution reads channels first.
+    """
+    if onnx_module.on_gpu(x.device):
+        # a tensor of one channel is in either layout
+        if call.fused and x.ndim == 4 and x.dtype in (torch.float16, torch.bfloat16) and x.shape[1] > 1:
+            x, weight = (item.contiguous(memory_format=torch.channels_last) for item in (x, weight))
+            found = torch.ops.aten.cudnn_convolution(x, weight, pads, strides, dilations, groups, False, False, True)
+            return found if bias is None else found + bias.reshape(-1, 1, 1)
+        x, weight = x.contiguous(), weight.contiguous()
+    function: Callable[..., Tensor] = _CONVOLUTIONS[weight.ndim - 2]
+    return function(x, weight, bias, strides, pads, dilations, groups)
 
 
 _TRANSPOSED = {1: nn.conv_transpose1d, 2: nn.conv_transpose2d, 3: nn.conv_transpose3d}
@@ -67,6 +90,7 @@ _TRANSPOSED = {1: nn.conv_transpose1d, 2: nn.conv_transpose2d, 3: nn.conv_transp
 def conv_transpose(call: Call) -> Tensor:
     """With unequal pads: all of the result, of which the pads are cut off."""
     x, weight, bias = call.tensor(0), call.tensor(1), call.optional(2)
+    x = x.contiguous() if onnx_module.on_gpu(x.device) else x  # as in `convolve`
     rank = weight.ndim - 2
     strides, dilations = _spatial(call, "strides", rank), _spatial(call, "dilations", rank)
     more = [int(item) for item in call.attribute("output_padding", [0] * rank)]
