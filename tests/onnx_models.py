@@ -172,3 +172,18 @@ def positions(path: Path) -> Path:
     nodes = [node("NonZero", "x", "where"), node("Neg", "x", "minus")]
     sides = {"x": (FLOAT, ["batch", 3])}, {"where": (INT64, [2, "found"]), "minus": (FLOAT, ["batch", 3])}
     return save(path, nodes, *sides)
+
+
+def quantize_statically(model: Path, out: Path, **settings: Any) -> None:
+    """ONNX Runtime's own QDQ model of unsigned activations and signed weights, from four random digits as `images`."""
+    from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
+
+    left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
+
+    class Pictures(CalibrationDataReader):
+        def get_next(self) -> dict[str, Any] | None:
+            return left.pop() if left else None
+
+    quantize_static(
+        model, out, Pictures(), **{"activation_type": QuantType.QUInt8, "weight_type": QuantType.QInt8} | settings
+    )

@@ -5,13 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jsonschema
-import numpy as np
 import pytest
-from onnxruntime.quantization import CalibrationDataReader, QuantType, quantize_static
 
+import onnx_models as models
 from trt_engine.cli.main import run
 from trt_engine.precision.quantize_model import quantize
 
@@ -19,18 +17,10 @@ ROOT = Path(__file__).parents[2]
 RESNET = ROOT / "examples" / "classifiers" / "resnet.onnx"
 
 
-class Pictures(CalibrationDataReader):
-    def __init__(self) -> None:
-        self.left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
-
-    def get_next(self) -> dict[str, Any] | None:
-        return self.left.pop() if self.left else None
-
-
 @pytest.fixture(scope="module")
 def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cpu") / "cpu.onnx"
-    quantize_static(RESNET, path, Pictures(), activation_type=QuantType.QUInt8, weight_type=QuantType.QInt8)
+    models.quantize_statically(RESNET, path)
     return path
 
 

@@ -12,8 +12,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_dynamic, quantize_static
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_dynamic
 
+import onnx_models
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.quant_placement import QuantizedGraph
 from trt_engine.graph.walk import index_of
@@ -186,14 +187,6 @@ def test_what_the_cpu_takes_is_what_onnx_runtime_fuses(name: str, tmp_path: Path
 # ------------------------------------------------------------------------------------------------ whole models
 
 
-class Pictures(CalibrationDataReader):
-    def __init__(self) -> None:
-        self.left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
-
-    def get_next(self) -> dict[str, Any] | None:
-        return self.left.pop() if self.left else None
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelProto]:
     folder = tmp_path_factory.mktemp("quantised")
@@ -209,10 +202,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], ModelProto
             pass
         elif name in static:
             kind, form = static[name]
-            quantize_static(
-                RESNET, path, Pictures(), quant_format=form, activation_type=kind, weight_type=QuantType.QInt8,
-                per_channel=True,
-            )  # fmt: skip
+            onnx_models.quantize_statically(RESNET, path, quant_format=form, activation_type=kind, per_channel=True)
         elif name == "dynamic":
             quantize_dynamic(RESNET, path)
         elif name == "plain":

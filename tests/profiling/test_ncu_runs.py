@@ -14,7 +14,6 @@ from typing import Any
 import psutil
 import pytest
 
-import onnx_models as models
 from nsight_tools.stand_in import write_tool
 from patience import HANG_S, text_of, until
 from trt_engine.config.runtime import RuntimeConfig
@@ -23,21 +22,12 @@ from trt_engine.profiling.instruments import ncu, nsight_tools
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
 from trt_engine.profiling.instruments.nsight_tools import Permission
 from trt_engine.records.profile import Counters
-from trt_engine.verbs.build.run import build
 
 Tool = Callable[..., Path]
 
 GEMM = "void (anonymous namespace)::gemm<float, 4>(const float *, float *)"
 RELU = "void relu<4>(float*)"
 SOFTMAX = "softmax_forward"
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine on the device that does not exist."""
-    folder = tmp_path_factory.mktemp("engine")
-    model = models.conv_net(folder / "net.onnx", width=4)
-    return build(model, backend="fake", batch="1:2:4", out=folder / "net.fake", parity=False).path
 
 
 @pytest.fixture(autouse=True)

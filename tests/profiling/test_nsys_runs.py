@@ -29,14 +29,6 @@ from trt_engine.verbs.build.run import build
 Tool = Callable[..., Path]
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine on the device that does not exist."""
-    folder = tmp_path_factory.mktemp("engine")
-    model = models.conv_net(folder / "net.onnx", width=4)
-    return build(model, backend="fake", batch="1:2:4", out=folder / "net.fake", parity=False).path
-
-
 @pytest.fixture
 def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
     """Puts an nsys of a behaviour where ours finds it."""

@@ -16,22 +16,12 @@ import numpy as np
 import pytest
 
 import nsight_tools
-import onnx_models as models
 from patience import HANG_S, text_of, until
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.profiling.instruments.target import TargetOutcome, TargetRequest, encode, read_outcome
-from trt_engine.verbs.build.run import build
 
 TOOLS = Path(nsight_tools.__file__).parent
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An engine on the device that does not exist."""
-    folder = tmp_path_factory.mktemp("engine")
-    model = models.conv_net(folder / "net.onnx", width=4)
-    return build(model, backend="fake", batch="1:2:4", out=folder / "net.fake", parity=False).path
 
 
 Start = Callable[..., "subprocess.Popen[bytes]"]

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
 import onnx_models as models
 import trt_engine as te
@@ -117,14 +116,6 @@ def test_a_model_without_quantised_layers_has_no_target(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ graphs placed elsewhere
 
 
-class Pictures(CalibrationDataReader):
-    def __init__(self) -> None:
-        self.left = [{"images": np.random.default_rng(0).random((4, 1, 32, 32), np.float32)}]
-
-    def get_next(self) -> dict[str, Any] | None:
-        return self.left.pop() if self.left else None
-
-
 @pytest.fixture(scope="module")
 def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("tensorrt") / "resnet.int8.onnx"
@@ -135,10 +126,7 @@ def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def for_the_cpu(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cpu") / "resnet.u8s8.onnx"
-    quantize_static(
-        RESNET, path, Pictures(), quant_format=QuantFormat.QDQ, activation_type=QuantType.QUInt8,
-        weight_type=QuantType.QInt8, per_channel=True, reduce_range=True,
-    )  # fmt: skip
+    models.quantize_statically(RESNET, path, per_channel=True, reduce_range=True)
     return path
 
 
