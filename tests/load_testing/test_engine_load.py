@@ -34,7 +34,7 @@ def test_an_engine_is_loaded_by_threads(model: Path) -> None:
 def test_the_highest_rate_is_found_and_every_step_is_written(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trt_engine.verbs.loadtest.find_rate.MAX_STEPS", 4)  # rates that a busy machine keeps, too
+    monkeypatch.setattr("trt_engine.verbs.loadtest.run.MAX_STEPS", 4)  # rates that a busy machine keeps, too
     record = te.loadtest(model, find_rate="max:10s", rate=50, duration_s=0.5, warmup_s=0.0, out=tmp_path)
     assert record.bound == "p100:10000ms" and record.steps and record.complete
     best = max(step.rate for step in record.steps if step.passed)

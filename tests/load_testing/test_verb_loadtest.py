@@ -73,7 +73,7 @@ def test_exit_codes(server: V2Server, args: list[str], code: int, capsys: pytest
 def test_the_report_shows_load_tests(
     server: V2Server, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trt_engine.verbs.loadtest.find_rate.MAX_STEPS", 4)  # rates that a busy machine keeps, too
+    monkeypatch.setattr("trt_engine.verbs.loadtest.run.MAX_STEPS", 4)  # rates that a busy machine keeps, too
     te.loadtest(server.url, warmup_s=0.0, duration_s=0.2, out=tmp_path)
     te.loadtest(server.url, find_rate="p99:10s", rate=50, warmup_s=0.0, duration_s=0.5, out=tmp_path)
     run_records = RunRecords.open(tmp_path)

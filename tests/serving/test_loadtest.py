@@ -18,7 +18,7 @@ import trt_engine as te
 from serving.triton import fetch
 from trt_engine.errors import DeadlineExpired, EngineError, ModelError, SetupError, UsageError
 from trt_engine.open_inference.messages import message
-from trt_engine.verbs.loadtest import input_region
+from trt_engine.verbs.loadtest import subjects
 from trt_engine.verbs.loadtest.http_metadata import HttpMetadata
 from trt_engine.verbs.loadtest.inference_request import tensor_specs
 from trt_engine.verbs.loadtest.target import parse_target
@@ -60,7 +60,7 @@ def test_a_machine_without_a_folder_of_shared_memory(
         patch.setattr(shared_memory, "_FOLDER", tmp_path / "none")
         with pytest.raises(UsageError, match="cannot be opened"):
             te.loadtest(url, shared_memory=True, **BRIEF)
-    monkeypatch.setattr(input_region, "_FOLDER", tmp_path / "none")
+    monkeypatch.setattr(subjects, "_FOLDER", tmp_path / "none")
     with pytest.raises(SetupError, match="cannot write shared memory"):
         te.loadtest(url, shared_memory=True, **BRIEF)
     assert te.loadtest(url, **BRIEF).requests

@@ -23,9 +23,13 @@ from typing import Any
 import numpy as np
 
 from trt_engine.benchmark.bench_inputs import profile_index
-from trt_engine.benchmark.measured_engine import MeasuredEngine
+from trt_engine.benchmark.measured_engine import (
+    MeasuredEngine,
+    ignored_option_warnings,
+    machine_warnings,
+    sample_warnings,
+)
 from trt_engine.benchmark.measurement_protocols import resolve_protocol
-from trt_engine.benchmark.measurement_warnings import ignored_option_warnings, machine_warnings, sample_warnings
 from trt_engine.benchmark.query_trace import Progress, ProgressMonitor, QueryTrace, to_ns
 from trt_engine.config.bench import BenchConfig
 from trt_engine.device import Buffer, Device, Event, Graph, Stream, parse_device

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Unpack
 from trt_engine.atomic_io import all_or_nothing, ensure_folder
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
 from trt_engine.benchmark.interleaving import EngineOpener, Schedule, measure_interleaved
-from trt_engine.benchmark.measurement_warnings import machine_warnings, row_warnings
+from trt_engine.benchmark.measured_engine import machine_warnings, row_warnings
 from trt_engine.benchmark.query_trace import Progress
 from trt_engine.benchmark.speed_difference import (
     METHOD,

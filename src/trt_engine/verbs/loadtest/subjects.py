@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
+import secrets
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import psutil
+
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
-from trt_engine.benchmark.measurement_warnings import row_warnings
+from trt_engine.benchmark.measured_engine import row_warnings
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
-from trt_engine.errors import UsageError
-from trt_engine.open_inference.wire_tensors import encode_tensor
+from trt_engine.errors import SetupError, TrtEngineError, UsageError
+from trt_engine.open_inference.wire_tensors import encode_tensor, protocol_dtype
 from trt_engine.runtime.feeds import complete_shapes, describe_inputs, random_feeds, read_feeds, shapes_of
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature, Tensors
 from trt_engine.verbs.bench.run import open_or_build
 from trt_engine.verbs.load import load
-from trt_engine.verbs.loadtest.clients import engine_facts, engine_loop, open_loop, read_model
+from trt_engine.verbs.loadtest.clients import METADATA_TIMEOUT_S, engine_facts, engine_loop, open_loop, read_model
 from trt_engine.verbs.loadtest.config import LoadtestConfig
-from trt_engine.verbs.loadtest.file_limit import raise_file_limit
 from trt_engine.verbs.loadtest.generator import LoadRun, OnProgress, Timing, run_loop, run_processes
 from trt_engine.verbs.loadtest.grpc_client import infer_request
-from trt_engine.verbs.loadtest.inference_request import BINARY_EXTENSION, ServedModel, http_request
-from trt_engine.verbs.loadtest.input_region import register_inputs
-from trt_engine.verbs.loadtest.target import Target, parse_target, read_token
+from trt_engine.verbs.loadtest.http_metadata import HttpMetadata
+from trt_engine.verbs.loadtest.inference_request import BINARY_EXTENSION, InputRegion, ServedModel, http_request
+from trt_engine.verbs.loadtest.target import Target, parse_target, read_token, tls_context
 
 
 class Subject(Protocol):
@@ -188,3 +192,70 @@ def engine_subject(
         yield EngineSubject(
             str(opened.path), opened, runner, feeds, origin, deadline_ms, number if kind == "cuda" else None
         )
+
+
+_OTHER_FILES = 64
+"""Files that a process may open beside its connections and those that are open."""
+
+
+@contextlib.contextmanager
+def raise_file_limit(config: LoadtestConfig) -> Iterator[None]:
+    """Raise the soft limit to the hard one while it is needed, for child processes too; `UsageError` beyond that one."""
+    connections = -(-config.max_in_flight // config.processes)
+    others = psutil.Process().num_fds() + _OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or connections + others <= soft:
+        yield
+        return
+    if hard != resource.RLIM_INFINITY and connections + others > hard:
+        flag = "--concurrency" if config.is_closed else "--connections"
+        raise UsageError(
+            f"{connections} connections of a process need {connections + others} open files, "
+            f"the limit is {hard} (hard; soft: {soft})",
+            hint=f"`{flag} {max(hard - others, 1) * config.processes}`, more `--processes`, "
+            "or a higher hard limit of `RLIMIT_NOFILE` (`ulimit -n`)",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+_FOLDER = Path("/dev/shm")
+
+
+@contextlib.contextmanager
+def register_inputs(
+    target: Target, token: str | None, ca_file: Path | None, signature: Signature, feeds: Tensors
+) -> Iterator[InputRegion]:
+    """A region with these inputs, unregistered and removed afterwards.
+
+    Raises `SetupError` without shared memory, `UsageError` for a server that does not take it.
+    """
+    client = HttpMetadata(target, tls_context(target, ca_file), token, METADATA_TIMEOUT_S)
+    raw = {spec.name: encode_tensor(feeds[spec.name], protocol_dtype(spec)) for spec in signature.inputs}
+    spans, end = dict[str, tuple[int, int]](), 0
+    for name, data in raw.items():
+        spans[name] = (end, len(data))
+        end += len(data)
+    name = f"trt-engine-load-{os.getpid()}-{secrets.token_hex(4)}"
+    path = _FOLDER / name
+    try:
+        with path.open("xb") as file:
+            path.chmod(0o600)
+            file.write(b"".join(raw.values()))
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise SetupError(
+            f"cannot write shared memory `{path}`: {error.strerror}", hint="leave `--shared-memory` out"
+        ) from error
+    try:
+        client.register_region(name, f"/{name}", end)
+        try:
+            yield InputRegion(name, spans)
+        finally:
+            with contextlib.suppress(TrtEngineError):  # the server may have ended
+                client.unregister_region(name)
+    finally:
+        path.unlink(missing_ok=True)
