@@ -74,6 +74,5 @@ def test_the_gpu_s_kernel_is_equal_to_the_reference(
     table = np.array([[luma.ctypes.data, plan.ctypes.data] for luma, plan in zip(lumas, plans, strict=True)], np.int64)
     rows = np.zeros((2, *declared.shape), dtype)
     levels = np.stack(preprocessor.levels)
-    pointers = [ctypes.c_void_p(array.ctypes.data) for array in (table, levels, rows)]
-    compile_kernel(preprocessor, tmp_path)(*pointers, len(frames))
+    compile_kernel(preprocessor, tmp_path)(*(ctypes.c_void_p(item.ctypes.data) for item in (table, levels, rows)), 2)
     np.testing.assert_array_equal(rows, np.stack(wanted))
