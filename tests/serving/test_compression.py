@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import urllib.request
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 
 from patience import HANG_S, until
-from serving.triton import fetch
+from serving.triton import Client, fetch
 from trt_engine.errors import FeedError, Overloaded, UsageError
 from trt_engine.open_inference.messages import INFERENCE_SERVICE, message
 from trt_engine.open_inference.wire_tensors import decode_tensor
@@ -70,6 +72,26 @@ def test_a_compressed_message_is_answered_and_grows_no_further_than_its_model_ta
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
             assert "without its encoding" in caught.value.details()
         assert admission.take_peak() < 2 << 20 and admission.nbytes == 0
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+def test_answers_are_compressed_for_clients_that_accept_it(
+    engines: dict[str, Path], serve: Callable[..., Server], encoding: str
+) -> None:
+    server, values = serve(engines["double"]), np.ones((8, 4), np.float32)
+    plain = fetch(server, "/metrics")[2]
+    for accepted, expected in ((f"br, {encoding};q=0.5", encoding), (f"{encoding};q=0", None), ("br", None)):
+        request = urllib.request.Request(f"http://{server.http_address}/metrics", headers={"Accept-Encoding": accepted})
+        with urllib.request.urlopen(request) as answer:
+            raw = answer.read()
+        assert answer.headers["content-encoding"] == expected and int(answer.headers["content-length"]) == len(raw)
+        text = zlib.decompress(raw, 31 if encoding == "gzip" else 15) if expected else raw
+        assert text[:99] == plain[:99].encode() and (len(raw) < len(plain) / 2) is (expected is not None)
+    client = Client("http", server)
+    inputs = [client.input("x", values)]
+    found = client.raw.infer("double", inputs, request_id="a" * 5000, response_compression_algorithm=encoding)
+    np.testing.assert_array_equal(found.as_numpy("y"), 2 * values)
+    client.raw.close()
 
 
 def test_a_crowd_of_requests_that_grow_as_no_data_does_takes_an_eighth_of_the_memory() -> None:

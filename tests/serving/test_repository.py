@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ from tritonclient.utils import InferenceServerException
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
-from patience import until
-from serving.conftest import double_model, place
+from patience import HANG_S, until
+from serving.conftest import double_model, place, start
 from serving.triton import Client, fetch, ones
 from trt_engine.errors import UsageError
 from trt_engine.graph.load import open_model
+from trt_engine.runtime.batcher import Batcher
+from trt_engine.verbs.serve import served_model
+from trt_engine.verbs.serve.execution import TimedRunner
 from trt_engine.verbs.serve.model_config import ModelSettings, build_config, read_config, server_settings
 from trt_engine.verbs.serve.server import Server
 
@@ -488,3 +492,49 @@ def test_wrong_settings_are_refused_before_anything_listens(engines: dict[str, P
     ):
         with pytest.raises(UsageError, match=expected):
             te.serve(**settings)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("joined", [True, False], ids=["joined", "alone"])
+def test_a_higher_level_goes_first_however_long_a_lower_one_has_waited(
+    engines: dict[str, Path], repository: Path, monkeypatch: pytest.MonkeyPatch, joined: bool
+) -> None:
+    """In a queue whose requests are joined, and in one where each runs alone; the time of the queue is the test's."""
+    now_s, free, runs = [0.0], threading.Event(), list[float]()
+
+    class Queue(Batcher):
+        def __init__(self, *given: Any, **more: Any) -> None:
+            super().__init__(*given, clock=lambda: now_s[0], **more)
+
+    def noted(method: Callable[..., Any]) -> Callable[..., Any]:
+        def run(self: TimedRunner, feeds: Any, *more: Any) -> Any:
+            runs.append(float((feeds if isinstance(feeds, dict) else feeds[0])["x"][0, 0]))
+            free.wait(HANG_S)
+            return method(self, feeds, *more)
+
+        return run
+
+    monkeypatch.setattr(served_model, "Batcher", Queue)
+    levels = "dynamic_batching { priority_levels: 3 default_priority_level: 3 }"
+    place(engines["double"], repository, "m", config=f"max_batch_size: 2 {levels if joined else ''}")
+    with start(model_repository=repository, grpc_port=-1, metrics_port=-1, contexts=1) as server:
+        for name in ("run", "run_batched"):
+            monkeypatch.setattr(TimedRunner, name, noted(getattr(TimedRunner, name)))
+        assert server._service is not None
+        served = server._service.repository.require("m", "")
+
+        def infer(level: int) -> None:
+            client = Client("http", server)
+            client.infer("m", {"x": np.full((2, 4), level, np.float32)}, priority=level)
+            client.raw.close()
+
+        with ThreadPoolExecutor(5) as pool:
+            sent = [pool.submit(infer, 0)]
+            until(lambda: bool(runs), "the first request runs")
+            for level in (3, 2, 1, 2):
+                sent.append(pool.submit(infer, level))
+                until(lambda: served.waiting == len(sent) - 1, "the request waits")
+                now_s[0] += 36_000
+            free.set()
+            for one in sent:
+                one.result(HANG_S)
+    assert runs == [0, 1, 2, 2, 3]

@@ -1,9 +1,12 @@
-"""Requests without their compression, counted as they grow."""
+"""Requests without their compression, counted as they grow; answers in the one that their client accepts."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
+from collections.abc import Iterable
+from typing import Any
 
 from trt_engine.errors import Overloaded, UsageError
 from trt_engine.verbs.serve.admission import Admission
@@ -12,6 +15,9 @@ _STEP = 1 << 22
 """Bytes between two looks at the limits."""
 _SMALL = 1 << 16
 _GROWTH, _WEIGHT = 16, 8
+_REFUSED = re.compile(rb"\s*q\s*=\s*0(\.0*)?\s*")
+_LEVEL = 1
+"""zlib's fastest: an answer waits for it."""
 _FULL = "the server has no room for the request"
 
 
@@ -26,6 +32,21 @@ def find_encoding(raw: bytes) -> bytes:
     if raw[:2] == b"\x1f\x8b":
         return b"gzip"
     return b"deflate" if raw[:1] == b"\x78" and int.from_bytes(raw[:2], "big") % 31 == 0 else b""
+
+
+def accepted_encoding(value: bytes) -> bytes:
+    """The first of `gzip` and `deflate` in an `Accept-Encoding`; nothing where it has neither."""
+    for item in value.lower().split(b","):
+        name, _, weight = item.partition(b";")
+        if name.strip() in (b"gzip", b"deflate") and not _REFUSED.fullmatch(weight):
+            return name.strip()
+    return b""
+
+
+def compress(encoding: bytes, parts: Iterable[Any]) -> bytes:
+    """The parts of an answer as one `gzip` or `deflate` stream."""
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _window(encoding))
+    return b"".join([*map(deflater.compress, parts), deflater.flush()])
 
 
 def peek(encoding: bytes, body: bytes | memoryview, nbytes: int) -> bytes:
@@ -83,4 +104,8 @@ async def decompress(
 
 
 def _inflater(encoding: bytes) -> zlib._Decompress:
-    return zlib.decompressobj(31 if encoding == b"gzip" else 15)
+    return zlib.decompressobj(_window(encoding))
+
+
+def _window(encoding: bytes) -> int:
+    return 31 if encoding == b"gzip" else 15

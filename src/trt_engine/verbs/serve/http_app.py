@@ -17,7 +17,7 @@ from trt_engine.environment import distribution_version
 from trt_engine.errors import Overloaded, TrtEngineError, UsageError
 from trt_engine.open_inference.messages import all_fields
 from trt_engine.verbs.serve.callers import Callers
-from trt_engine.verbs.serve.compression import decompress
+from trt_engine.verbs.serve.compression import accepted_encoding, compress, decompress
 from trt_engine.verbs.serve.config import ServeConfig
 from trt_engine.verbs.serve.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.verbs.serve.http_request import Answer, Headers, HttpRequest, Route
@@ -32,6 +32,8 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 _JSON, _BINARY = (b"content-type", b"application/json"), (b"content-type", b"application/octet-stream")
 _LARGE_JSON = 1 << 18
 """Requests with more JSON than this are decoded in another thread."""
+_SMALL_ANSWER, _LARGE_ANSWER = 1 << 10, 1 << 15
+"""Bytes from which an answer is compressed where its client accepts it, and from which on in another thread."""
 _MAX_PATHS = 1024
 _MAX_CONTROL = 1 << 20
 """Largest body of requests that are not inference."""
@@ -90,6 +92,7 @@ class HttpApp:
         self, service: Service, config: ServeConfig, token: bytes | None, metrics: Callable[[], tuple[bytes, bytes]]
     ) -> None:
         self._service = service
+        self.admission = service.admission
         self._config = config
         self._callers = Callers(config, token)
         self._metrics = metrics
@@ -191,8 +194,10 @@ class HttpApp:
         """The answer to a request whose body is complete."""
         try:
             if request.route.is_inference:
-                return await self._infer(request)
-            return await self._handlers[request.route.name](request)
+                answer = await self._infer(request)
+            else:
+                answer = await self._handlers[request.route.name](request)
+            return await _encoded(answer, request.accepts) if request.accepts else answer
         except Exception as error:
             return describe_error(error)
 
@@ -202,20 +207,6 @@ class HttpApp:
         if request.entered:
             self._service.admission.leave()
         request.filled, request.entered = 0, False
-
-    def hold(self, nbytes: int) -> None:
-        """Count bytes of an answer that its client has not read yet; a negative number is of those that it has."""
-        self._service.admission.hold(nbytes)
-
-    @property
-    def draining(self) -> bool:
-        """Whether connections are to be closed after their answer."""
-        return self._service.admission.draining
-
-    @property
-    def shut(self) -> asyncio.Event:
-        """Set when the ports are closed."""
-        return self._service.admission.shut
 
     async def respond(self, method: str, url: bytes, headers: Headers, receive: Receive) -> Answer:
         """The answer to a request behind a proxy that hands on its body as ASGI's `receive`."""
@@ -393,6 +384,16 @@ class HttpApp:
 _NOTHING: Answer = 200, [_JSON], [b""]
 
 
+async def _encoded(answer: Answer, encoding: bytes) -> Answer:
+    """The answer in an encoding; a small one as it is."""
+    status, headers, parts = answer
+    if (nbytes := sum(map(len, parts))) < _SMALL_ANSWER:
+        return answer
+    large = nbytes >= _LARGE_ANSWER
+    body = await asyncio.to_thread(compress, encoding, parts) if large else compress(encoding, parts)
+    return status, [*headers, (b"content-encoding", encoding)], [body]
+
+
 def _json(value: Any, status: int = 200, *, served: ServedVersion | None = None) -> Answer:
     headers = [_JSON, (b"trt-engine", served.header)] if served is not None else [_JSON]
     return status, headers, [encode_document(value)]
@@ -443,6 +444,8 @@ def _read_headers(request: HttpRequest) -> None:
             request.json_length = int(value)
         elif name == b"content-encoding":
             encoding = value.strip().lower()
+        elif name == b"accept-encoding":
+            request.accepts = accepted_encoding(value)
         elif name == b"expect":
             request.awaits_continue = value.lower() == b"100-continue"
     if encoding not in (b"", b"identity", b"gzip", b"deflate"):

@@ -39,6 +39,8 @@ class HttpRequest:
     json_length: int | None = None
     """Bytes of JSON before the tensors; None: all of the body."""
     encoding: bytes = b""
+    accepts: bytes = b""
+    """The encoding that the answer may have."""
     most: int = 0
     """Bytes that the body may have."""
     begun: bool = True

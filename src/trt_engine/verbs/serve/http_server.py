@@ -297,7 +297,7 @@ class Connection(asyncio.BufferedProtocol):
         lines = [_STATUS_LINES[status], b"date: ", self._server.date, b"\r\n"]
         for name, value in headers:
             lines += (name, b": ", value, b"\r\n")
-        last = not request.keep_alive or (self._app.draining and len(self._requests) == 1)
+        last = not request.keep_alive or (self._app.admission.draining and len(self._requests) == 1)
         lines.append(b"connection: close\r\n" if last else b"connection: keep-alive\r\n" if request.is_old else b"")
         lines.append(b"content-length: %d\r\n\r\n" % nbytes)
         if request.is_head:
@@ -308,11 +308,11 @@ class Connection(asyncio.BufferedProtocol):
             self._transport.writelines([b"".join(lines), *parts])
         del parts
         if self._writable is not None:
-            self._app.hold(nbytes)
+            self._app.admission.hold(nbytes)
             try:
                 await self._writable
             finally:
-                self._app.hold(-nbytes)
+                self._app.admission.hold(-nbytes)
         self._requests.popleft()
         self._task = None
         if last:
@@ -400,7 +400,7 @@ class HttpServer:
                 while (accepted := _accept(listener)) is not None:
                     with contextlib.suppress(OSError):
                         await self.loop.connect_accepted_socket(connect, accepted, ssl=self._ssl)
-        await self.app.shut.wait()
+        await self.app.admission.shut.wait()
         await asyncio.sleep(_LAST_READ_S if self.connections else 0)  # what has come is read
         for connection in [*self.connections]:
             connection.close()
