@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -196,8 +197,15 @@ def test_a_log_is_read_and_answered_whatever_it_says(
 def test_a_log_of_ours_says_what_the_record_says(
     place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    bench(place / "m.engine.onnx", *QUICK, "-o", tmp_path)
+    engine = place / "m.engine.onnx"
+    bench(engine, *QUICK, "-o", tmp_path)
     record = json.loads(capsys.readouterr().out)
+    assert (
+        run(["bench", str(engine), "--duration", "50ms", "--warmup", "0", "--log-format", "trtexec", "--dumpProfile"])
+        == 0
+    )
+    out, err = capsys.readouterr()
+    assert re.search(r"Throughput: [0-9.]+ qps", out) and "`--dumpProfile`: `trt-engine profile" in err
     assert bench("--parse-log", tmp_path / "bench.log") == 0
     log = json.loads(capsys.readouterr().out)
     assert log["throughput_qps"] == pytest.approx(record["qps"], rel=1e-5)

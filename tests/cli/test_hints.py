@@ -12,9 +12,9 @@ from trt_engine.cli.main import run
 TYPED: list[tuple[str, str, str | None]] = [
     # of the audit
     ("build", "--best", "--precision"), ("quantize", "--int8", "--to"), ("profile", "--layers", "--profiler"),
-    ("bench", "--dumpProfile", "trt-engine profile"), ("cast", "--fp16", "--to"), ("cast", "--int8", "trt-engine quantize"),
+    ("cast", "--fp16", "--to"), ("cast", "--int8", "trt-engine quantize"),
     ("quantize", "--fp16", "trt-engine cast"), ("bench", "--skipInference", "trt-engine build"),
-    ("build", "--calib=c.cache", "trt-engine quantize"), ("compare", "--dumpLayerInfo", "trt-engine profile"),
+    ("build", "--calib=c.cache", "trt-engine quantize"), ("bench", "--loadInputs=x.bin", "--inputs"),
     # slips of the fingers
     ("build", "--bach", "--batch"), ("build", "--batchs", "--batch"), ("build", "--presicion", "--precision"),
     ("build", "--precison", "--precision"), ("build", "--bakend", "--backend"), ("build", "--profil", "--profile"),

@@ -85,7 +85,7 @@ def test_every_option_of_trtexec_is_taken_translated_or_answered(
     assert "did you mean" not in err and "lists the options" not in err and "unexpected" not in err and code != 1, err
     left_out = option.measuring_only and verb == "build"
     if isinstance(meaning, RejectedOption) and not left_out:
-        assert code == 2 and f"`trt-engine {verb}` has no option `{option.spelling}`" in err
+        assert code == 2 and f"`trt-engine {verb}` does not support trtexec's `{option.spelling}`" in err
         assert f"hint: {meaning.hint}" in err
     elif isinstance(meaning, IgnoredOption) and not left_out:
         assert code == 0 and f"`{option.spelling}`: {meaning.reason}" in err
@@ -93,13 +93,25 @@ def test_every_option_of_trtexec_is_taken_translated_or_answered(
         assert code == 0
     elif isinstance(meaning, SameOption) and not left_out:
         assert code == 0 and option.spelling in {*PARAMETERS[verb], "-h", "--help", "--profile"}, err
-    elif "has no option" in err:
+    elif "does not support" in err:
         assert code == 2 and re.search(r"hint: `trt-engine \w+", err), err
     elif "is ignored" in err:
         assert code == 0
     else:
         assert isinstance(meaning, FileArgument) or "is translated from trtexec: `" in err, err
         assert code in (0, 6), err  # 6: a precision that this graph does not have
+
+
+def test_all_refused_options_of_a_line_are_named_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["build", "net.onnx", "--best", "--calib", "c.cache", "--int8", "--saveEngine=e.onnx"]) == 2
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: `trt-engine build` does not support trtexec's `--best`, `--calib`"
+    assert hint.startswith("hint: `--best`: gone in TensorRT 11") and "`--calib`: TensorRT's calibration caches" in hint
+
+
+def test_trtexecs_command_line_without_a_verb_names_the_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--loadEngine=net.engine", "--duration=3"]) == 2
+    assert "`trt-engine bench --loadEngine=net.engine --duration=3`" in capsys.readouterr().err
 
 
 def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -247,6 +247,14 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
                     f"`{verb}` has no option `{error.option_name}`",
                     hint=f"options come after the action: `{verb} {action} {error.option_name}`",
                 )
+            from trt_engine.command_line.trtexec_options import find_option
+
+            if error.ctx.parent is None and find_option(error.option_name) is not None:
+                verbs = "bench" if any(arg.startswith("--loadEngine") for arg in args) else "build"
+                return UsageError(
+                    f"`{verb}` has no option `{error.option_name}`",
+                    hint=f"trtexec's options belong to `build` and `bench`: `{shlex.join([PROG, verbs, *args])}`",
+                )
         known = _option_names(error.ctx.command) | {"--help"} if error.ctx else set()
         hint = _nearest_option(error.option_name, known) or f"`{verb} --help` lists the options"
         return UsageError(f"`{verb}` has no option `{error.option_name}`", hint=hint)

@@ -105,6 +105,8 @@ class _Translator:
         self.set_by: dict[str, tuple[str, str]] = {}
         """Parameter -> (trtexec option, our arguments)."""
         self.plugins: list[str] = []
+        self.refused: dict[str, str] = {}
+        """trtexec's option -> what there is instead."""
 
     def run(self) -> TranslatedArgs:
         rest = iter(self.args)
@@ -126,6 +128,8 @@ class _Translator:
             is_flag = any(getattr(item, name, False) for name in ("is_flag", "count"))
             if item is not None and not equals and not is_flag and (following := next(rest, None)) is not None:
                 self.result.args.append(following)
+        if self.refused:
+            raise self._refusal()
         self._join_shapes()
         if self.plugins:
             self.result.args += ["-O", f"plugins={','.join(dict.fromkeys(self.plugins))}"]
@@ -150,7 +154,10 @@ class _Translator:
     def _translate_option(self, option: TrtexecOption, value: str | None, rest: Iterator[str]) -> None:
         meaning = option.for_verb(self.verb)
         if isinstance(meaning, RejectedOption) and not (option.measuring_only and self.verb == "build"):
-            raise self._no_option(option, meaning.hint)
+            self.refused[option.spelling] = meaning.hint
+            if option.takes_value and value is None:
+                next(rest, None)
+            return
         if option.takes_value and value is None:
             value = next(rest, None)
             if value is None:
@@ -181,10 +188,15 @@ class _Translator:
             case RenamedOption() if (item := self.own.get(meaning.flag)) is not None:
                 self._apply(meaning, item, option, value, shown)
             case _:
-                raise self._no_option(option, _no_equivalent_hint(option, meaning, value))
+                self.refused[option.spelling] = _no_equivalent_hint(option, meaning, value)
 
-    def _no_option(self, option: TrtexecOption, hint: str) -> UsageError:
-        return UsageError(f"`trt-engine {self.verb}` has no option `{option.spelling}`", hint=hint)
+    def _refusal(self) -> UsageError:
+        """All options that are refused, each with what there is instead."""
+        hints = self.refused if len(self.refused) > 1 else {"": next(iter(self.refused.values()))}
+        return UsageError(
+            f"`trt-engine {self.verb}` does not support trtexec's {', '.join(f'`{one}`' for one in self.refused)}",
+            hint="; ".join(f"`{one}`: {hint}" if one else hint for one, hint in hints.items()),
+        )
 
     def _note(self, level: int, text: str) -> None:
         if (level, text) not in self.result.notes:
@@ -195,7 +207,8 @@ class _Translator:
 
     def _name_file(self, option: TrtexecOption, value: str) -> None:
         if not any(isinstance(item, click.Argument) for item in self.params):
-            raise self._no_option(option, f"it takes no file: `trt-engine {self.verb} --help`")
+            self.refused[option.spelling] = f"it takes no file: `trt-engine {self.verb} --help`"
+            return
         self.result.args.append(value)
         self.result.files.append(option.spelling)
 

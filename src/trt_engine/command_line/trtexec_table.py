@@ -121,7 +121,9 @@ _TYPES = RejectedOption(
 _IO_TYPES = RejectedOption(
     "inputs and outputs have the types of the graph: `trt-engine cast MODEL --to fp16 --no-keep-io`"
 )
-_CALIBRATION = RejectedOption("calibration reads data: `trt-engine quantize MODEL --to int8 --calib-data DATA`")
+_CALIBRATION = RejectedOption(
+    "TensorRT's calibration caches are not read, data is: `trt-engine quantize MODEL --to int8 --calib-data DATA`"
+)
 _TRTEXEC = "leave it out, or use trtexec itself and read its log with `trt-engine bench --parse-log FILE`"
 _DLA = RejectedOption(f"of DLA there are `-O dla_core=0` and `-O gpu_fallback=on`; {_TRTEXEC}")
 _SAFETY = RejectedOption(f"safety builds are not made here; {_TRTEXEC}")
@@ -130,13 +132,13 @@ _DEBUG = RejectedOption("`trt-engine ranges MODEL` reads every tensor of a graph
 _ACCURACY = RejectedOption(
     "`trt-engine compare REFERENCE ENGINE --fail-if error:1e-3` compares outputs; `build` does so always"
 )
-_OUTPUTS = RejectedOption("`trt-engine infer ENGINE -o outputs.npz` writes outputs")
-_LAYERS = RejectedOption(
+_OUTPUTS = IgnoredOption("`trt-engine infer ENGINE -o outputs.npz` writes outputs")
+_LAYERS = IgnoredOption(
     "`trt-engine profile ENGINE -o DIR` lists the layers and their times; `trt-engine diff A B` compares layers"
 )
-_PROFILE = RejectedOption("`trt-engine profile ENGINE -o DIR` has the times of the layers")
+_PROFILE = IgnoredOption("`trt-engine profile ENGINE -o DIR` has the times of the layers")
 _OFTEN = IgnoredOption("`profile` measures with and without its profiler, and prints the layers, in any case")
-_FILES = RejectedOption("`-o DIR` writes the layers and their times as JSON")
+_FILES = IgnoredOption("`-o DIR` writes the layers and their times as JSON")
 _TIMES_ONE = RejectedOption(f"loading and refitting are not timed alone; {_TRTEXEC}")
 _PLUGIN_NORM = IgnoredOption("TensorRT's parser chooses how InstanceNormalization runs")
 _QUANTIZE = RejectedOption("`trt-engine quantize MODEL --to {0} --calib-data DATA`")
@@ -360,12 +362,16 @@ _add_measuring("--dumpProfile", "8.6-", _PROFILE, profile=_OFTEN)
 _add_measuring("--exportProfile=", "8.6-", _PROFILE, profile=_FILES)
 _add_measuring("--dumpLayerInfo", "8.6-", _LAYERS, profile=_OFTEN)
 _add_measuring("--exportLayerInfo=", "8.6-", _LAYERS, profile=_FILES)
-_add_measuring("--exportTimes=", "8.6-", RejectedOption("`-o DIR` writes records.jsonl with the time of every query"))
+_add_measuring(
+    "--exportTimes=",
+    "8.6-",
+    IgnoredOption("`trt-engine bench ENGINE -o DIR` writes records.jsonl with the time of every query"),
+)
 _add_measuring("--dumpOutput", "8.6-", _OUTPUTS)
 _add_measuring("--exportOutput=", "8.6-", _OUTPUTS)
 _add_measuring("--dumpRawBindingsToFile", "8.6-", _OUTPUTS)
-_add_measuring("--dumpRefit", "8.6-", RejectedOption(f"weights that can be replaced are not listed; {_TRTEXEC}"))
-_add_measuring("--dumpOptimizationProfile", "9.1-", RejectedOption("`trt-engine inspect ENGINE` prints the profiles"))
+_add_measuring("--dumpRefit", "8.6-", IgnoredOption(f"weights that can be replaced are not listed; {_TRTEXEC}"))
+_add_measuring("--dumpOptimizationProfile", "9.1-", IgnoredOption("`trt-engine inspect ENGINE` prints the profiles"))
 
 # system
 _add("--device=", "8.6-", SameOption())

@@ -166,7 +166,12 @@ def _load_cache(
 ) -> CalibrationResult:
     """Read the result from a cache file; raise `UsageError` with the differences if it belongs to another calibration."""
     try:
-        stored = decode_json(read_bounded(cache))
+        raw = read_bounded(cache)
+        if raw.startswith(b"TRT-"):
+            raise UsageError(
+                f"`{cache}` is TensorRT's calibration cache, which is not read", hint="`--calib-data DATA`"
+            )
+        stored = decode_json(raw)
         if not isinstance(stored, dict) or stored.get("schema") != _SCHEMA:
             raise UsageError(f"`{cache}` is not a calibration cache", hint="name another file")
         own = {name: value for name, value in stored.items() if name not in ("schema", "schema_version")}

@@ -29,9 +29,12 @@ log = logging.getLogger("trt_engine.verbs.bench.command")
 @click.option(
     "--parse-log", "log_file", type=options.FILE, metavar="FILE", help="Parse a log of trtexec or bench instead."
 )
+@click.option(
+    "--log-format", type=click.Choice(["trtexec"]), help="Print the log that scripts read, in trtexec's format."
+)
 @options.dry_run_option
 @options.common
-def command(path: Path | None, log_file: Path | None, dry_run: bool, **values: Any) -> Any:
+def command(path: Path | None, log_file: Path | None, log_format: str | None, dry_run: bool, **values: Any) -> Any:
     """Measure an ENGINE, or a MODEL that is built into the store first.
 
     \b
@@ -64,23 +67,24 @@ def command(path: Path | None, log_file: Path | None, dry_run: bool, **values: A
         if stop.partial is None:
             raise
         log.error("%s; what was measured until then follows", stop.message)
-        _print_report(stop.partial, out)  # type: ignore[arg-type]
+        _print_report(stop.partial, out, log_format)  # type: ignore[arg-type]
         return stop.exit_code
-    _print_report(record, out)
+    _print_report(record, out, log_format)
     return 0
 
 
 # ------------------------------------------------------------------------------------------------ text output
 
 
-def _print_report(record: BenchRecord, out: Path | None) -> None:
+def _print_report(record: BenchRecord, out: Path | None, log_format: str | None) -> None:
+    from trt_engine.benchmark.log_writer import render_log
     from trt_engine.records.bench import BenchReport
     from trt_engine.run_folder import RECORDS
     from trt_engine.verbs.bench.run import LOG
 
     artifacts = {} if out is None else {"records": str(out / RECORDS), "log": str(out / LOG)}
     doc = output.document("bench", BenchReport.of(record, artifacts), warnings=record.warnings)
-    output.emit(doc, output.result_text(record, artifacts=artifacts))
+    output.emit(doc, render_log(record) if log_format else output.result_text(record, artifacts=artifacts))
 
 
 def _print_log(log_file: Path, path: Path | None) -> int:

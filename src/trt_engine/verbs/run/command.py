@@ -40,8 +40,8 @@ def command(
 
     PLAN is a YAML file: `trt-engine docs run` has every key of it.
     A failed cell is reported with its reason, and the others continue. Repeated with the same folder, it does only what is
-    missing or has changed, and adds other modes. Exit code: 0 when every cell is done or skipped, the failed cells' code
-    where they agree, else 1.
+    missing or has changed, and adds other modes. Exit code: 0 when every cell is done or skipped, 3 when all are skipped,
+    the failed cells' code where they agree, else 1.
 
     \b
       trt-engine run examples/digits/plan.yaml -o run

@@ -19,7 +19,7 @@ from trt_engine.config.settings import replace_values, to_argv
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.environment import Environment
-from trt_engine.errors import Interrupted, MemoryExhausted, TrtEngineError
+from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.sweep import (
@@ -139,10 +139,12 @@ def execute(
 
 
 def exit_code(results: Sequence[CellResult]) -> int:
-    """0 if every cell is done or skipped; the code of the failed cells if they agree, else 1."""
+    """0 if every cell is done or skipped, 3 if all are skipped; the code of the failed cells if they agree, else 1."""
     codes = {result.exit_code or 1 for result in results if result.state == "failed"}
     if any(result.state == "interrupted" for result in results):
         return Interrupted.exit_code
+    if results and all(result.state == "skipped" for result in results):
+        return SetupError.exit_code
     return 0 if not codes else codes.pop() if len(codes) == 1 else 1
 
 
