@@ -14,8 +14,6 @@ from types import ModuleType
 import pytest
 
 import trt_engine as te
-from trt_engine.config.settings import settings
-from trt_engine.verbs.load import merge_run_settings
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,20 +30,6 @@ def _generator() -> ModuleType:
 def test_the_module_is_up_to_date() -> None:
     made = (ROOT / "src" / "trt_engine" / "verbs" / "settings_types.pyi").read_text(encoding="utf-8")
     assert made == _generator().text(), "run `python tools/settings_types.py`"
-
-
-def test_what_is_typed_is_what_is_taken_at_run_time() -> None:
-    generator = _generator()
-    (kind,) = (one for one in generator.KINDS if one.name == "BenchSettings")
-    typed = {*generator.inherited(kind), *(name for name, _, _ in generator.fields_of(kind))}
-    defaults = {
-        item.name: item.default
-        for kind in (te.BuildConfig, te.RuntimeConfig, te.BenchConfig)
-        for item in settings(kind)
-    }
-    assert typed == set(defaults)
-    found = merge_run_settings(defaults, None, None, te.BenchConfig())
-    assert found == (te.BenchConfig(), te.RuntimeConfig(), te.BuildConfig())
 
 
 USER = """\

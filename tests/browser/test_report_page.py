@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -25,9 +23,7 @@ import layout
 import sample_matrix
 import sample_runs
 
-CHROMIUM = os.environ.get("CHROMIUM") or next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
+CHROMIUM = layout.CHROMIUM
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,

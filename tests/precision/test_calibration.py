@@ -242,16 +242,14 @@ def test_without_data_a_cache_of_inputs_that_were_not_preprocessed_fits_too(net:
         calibrate(net, images(), "minmax", cache=cache, preprocessing={"size": 8})
 
 
-TENSORRT_CACHE = b"TRT-8601-EntropyCalibration2\nimages: 3c010a14\n"
-
-
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"not json", b'{"schema": "trt-engine/calibration", "amax": 3}', TENSORRT_CACHE]
+    "content",
+    [b"", b"{}", b"not json", b'{"schema": "trt-engine/calibration", "amax": 3}', b"TRT-8601-MinMax\nx: 3c01"],
 )
 def test_a_file_that_is_no_cache_is_refused_and_kept(net: Path, tmp_path: Path, content: bytes) -> None:
     cache = tmp_path / "c.json"
     cache.write_bytes(content)
-    expected = "TensorRT's calibration cache" if content is TENSORRT_CACHE else "calibration cache"
+    expected = "TensorRT's calibration cache" if b"TRT" in content else "calibration cache"
     with pytest.raises(UsageError, match=expected):
         calibrate(net, images(), cache=cache)
     assert cache.read_bytes() == content
