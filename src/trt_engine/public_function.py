@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.errors import UsageError
 from trt_engine.progress import report_progress
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,7 +47,9 @@ def public_function(function: F) -> F:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG or not error.filename:
                 raise
-            raise _long_name(error) from error
+            from trt_engine.atomic_io import os_error
+
+            raise os_error(error, Path(os.fsdecode(error.filename))) from error
 
     call.__doc__ = text
     call.__signature__ = shown  # type: ignore[attr-defined]
@@ -62,7 +64,8 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
     if last.kind is not last.VAR_KEYWORD or settings is None:
         return signature, text
     kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
-    known = {item.name: item for kind in kinds for item in reversed(_fields(function, kind))}
+    configs = [getattr(sys.modules[function.__module__], kind) for kind in kinds]
+    known = {item.name: item for config in configs for item in dataclasses.fields(config)}
     lines = ["", "", "Settings, by name:", ""]
     for name, (annotation, help) in settings.items():
         item = known[name]
@@ -70,10 +73,6 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
         named.append(inspect.Parameter(name, last.KEYWORD_ONLY, default=default, annotation=annotation))
         lines += [f"{name}: {annotation} = {default!r}", *(f"    {line}" for line in help.splitlines())]
     return signature.replace(parameters=named), text + "\n".join(lines)
-
-
-def _fields(function: Callable[..., Any], config: str) -> tuple[dataclasses.Field[Any], ...]:
-    return dataclasses.fields(getattr(sys.modules[function.__module__], config))
 
 
 @functools.cache
@@ -101,18 +100,12 @@ def _positional_argument(
     """What to write in place of the first argument that has no place."""
     verb, extra = function.__name__, args[len(names)]
     takes = f"takes {', '.join(f'`{name}`' for name in names) or 'nothing'} by position"
-    text = repr(extra) if isinstance(extra, str | int | float | Path) else "..."
+    text = repr(extra) if isinstance(extra, str | int | float) else "..."
     named = "out" if isinstance(extra, str | Path) and "out" in shown.parameters else "NAME"
     return TypeError(
         f"`te.{verb}` {takes}, found {len(args)}\n"
         f"hint: name the others, as `te.{verb}({', '.join([*names, f'{named}={text}'])})`; `help(te.{verb})` lists them"
     )
-
-
-def _long_name(error: OSError) -> TrtEngineError:
-    from trt_engine.atomic_io import os_error
-
-    return os_error(error, Path(os.fsdecode(error.filename)))
 
 
 def _unknown_argument(function: Callable[..., Any], name: str, known: set[str]) -> UsageError:
