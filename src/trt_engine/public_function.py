@@ -13,8 +13,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from trt_engine.atomic_io import os_error
 from trt_engine.errors import UsageError
 from trt_engine.progress import report_progress
+from trt_engine.tensors import suggest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -47,8 +49,6 @@ def public_function(function: F) -> F:
         except OSError as error:
             if error.errno != errno.ENAMETOOLONG or not error.filename:
                 raise
-            from trt_engine.atomic_io import os_error
-
             raise os_error(error, Path(os.fsdecode(error.filename))) from error
 
     call.__doc__ = text
@@ -109,8 +109,6 @@ def _positional_argument(
 
 
 def _unknown_argument(function: Callable[..., Any], name: str, known: set[str]) -> UsageError:
-    from trt_engine.tensors import suggest
-
     verb = function.__name__
     nearest = suggest(name, sorted(known))
     hint = nearest if nearest.startswith("did you mean") else f"`help(te.{verb})` lists the arguments"
