@@ -156,6 +156,7 @@ _PARSER_LIBRARY = re.compile(
 )
 
 
+_SEARCHES = re.compile(r"\b(?:e?grep|rg|find|ls|test|dpkg -[ls]|ldconfig)\b")
 _GIVEN = r"\b(\w+)[\"']?(?:[ \t]*[:?]?=[ \t]*|:[ \t]+|[ \t]+)[\"']?"
 _VERSION = re.compile(rf"{_GIVEN}(\d[\w.]*)")
 _PACKAGE_VERSION = re.compile(rf"{_GIVEN}(8|10)\.\d")
@@ -200,7 +201,7 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
         before = text[max(0, found.start() - 4000) : found.start()].splitlines()[-2:-1]
         if (
             _in_comment(text, found)
-            or _is_searched(text[max(0, found.start() - 400) : found.start("word")])
+            or _is_searched(line_before(text, found.start("word")))
             or (before and re.search(r"\bif.*nv(parsers|caffe|uff)", before[0]))
         ):
             continue
@@ -211,7 +212,7 @@ def scan_releases(text: str, rules: RuleSet) -> Iterator[Hit]:
 
 
 def _is_searched(before: str) -> bool:
-    return re.search(r"\b(?:e?grep|rg|find|ls|test|dpkg -[ls]|ldconfig)\b[^|&;\n]*\Z", before) is not None
+    return _SEARCHES.search(re.split(r"[|&;\n]", before[-400:])[-1]) is not None  # of a long line the end
 
 
 def _in_comment(text: str, found: re.Match[str]) -> bool:
