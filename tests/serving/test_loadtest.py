@@ -131,7 +131,7 @@ def _abort(context: Any) -> bytes:
     [
         ("ServerMetadata", b"\xff" * 100, EngineError, "protocol v2"),
         ("ModelMetadata", bytes((1 << 24) + 1), EngineError, "larger than max"),
-        ("ModelMetadata", gzip.compress(bytes(1 << 26)), EngineError, "protocol v2"),
+        ("ModelMetadata", gzip.compress(bytes(1 << 26), mtime=0), EngineError, "protocol v2"),
         ("ModelMetadata", _abort, EngineError, "INTERNAL: no"),
         ("ModelMetadata", _message("ModelMetadataResponse", ("x", [2**62] * 3)), ModelError, "bytes, more than"),
         ("ModelMetadata", _message("ModelMetadataResponse", *((f"x{at}", [1 << 22]) for at in range(99))), ModelError,
@@ -139,7 +139,7 @@ def _abort(context: Any) -> bytes:
         ("ModelInfer", _abort, SetupError, "INTERNAL, no"),
         ("ModelInfer", None, DeadlineExpired, "no request was sent"),
         ("ModelInfer", b"", None, ""),
-        ("ModelMetadata", gzip.compress(_message("ModelMetadataResponse", ("x", [1]))), None, ""),
+        ("ModelMetadata", gzip.compress(_message("ModelMetadataResponse", ("x", [1])), mtime=0), None, ""),
     ],
 )  # fmt: skip
 def test_a_hostile_server_over_grpc_is_an_error_in_one_line(
