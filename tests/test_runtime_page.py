@@ -1,38 +1,33 @@
-"""The examples of docs/runtime.md, run as they stand."""
+"""The examples of docs/runtime.md and docs/python.md, run as they stand."""
 
 from __future__ import annotations
 
+import asyncio
+import io
+import json
 import re
+import runpy
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.store import Store
 
-PAGE = (Path(__file__).parents[1] / "docs/runtime.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs/runtime.md").read_text()
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGE, re.S)
-
-
-def test_the_page_has_an_example_for_each_part() -> None:
-    assert len(EXAMPLES) == 8
-    assert all(len(example.strip().splitlines()) <= 11 for example in EXAMPLES)
+TASKS = dict(re.findall(r"^## ([^\n]+)\n```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.M | re.S))
 
 
 @pytest.mark.parametrize("number", range(len(EXAMPLES)))
 def test_an_example_runs(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["images"], ["y"])],
-        "g",
-        [value("images", TensorProto.FLOAT, ["batch", 3])],
-        [value("y", TensorProto.FLOAT, ["batch", 3])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "m.onnx")
+    row = (FLOAT, ["batch", 3])
+    save(tmp_path / "m.onnx", [node("Relu", "images", "y")], {"images": row}, {"y": row})
     monkeypatch.chdir(tmp_path)
     store = Store(tmp_path / "store")
     te.build("m.onnx", batch=(1, 2, 4), out="model.engine.onnx", store=store)
@@ -53,17 +48,53 @@ def test_an_example_runs(number: int, tmp_path: Path, monkeypatch: pytest.Monkey
         assert np.array_equal(outputs["y"], x)
 
 
-def test_the_settings_the_page_names_are_there() -> None:
-    """A renamed setting would leave the page telling of one that is refused."""
+def test_each_part_has_an_example_and_the_settings_that_none_uses_are_there() -> None:
+    assert (len(EXAMPLES), len(TASKS)) == (8, 9)
     known = {*RuntimeConfig.__dataclass_fields__, *Batching.__dataclass_fields__}
-    for name in (
-        "max_waiting",
-        "wait_timeout_s",
-        "graphs",
-        "max_graphs",
-        "priority_ms",
-        "max_bytes_waiting",
-        "buckets",
-    ):
-        assert f"`{name}" in PAGE or f"{name}=" in PAGE
-        assert name in known
+    assert all(f"`{name}" in PAGE and name in known for name in ("priority_ms", "max_bytes_waiting", "buckets"))
+
+
+@pytest.fixture(scope="module")
+def tried(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A folder with the engines of docs/python.md, and the names of its first example."""
+    folder = tmp_path_factory.mktemp("tasks")
+    (folder / "first.py").write_text(TASKS["Load and run"])
+    with pytest.MonkeyPatch.context() as place:
+        place.chdir(folder)
+        place.setenv("TRT_ENGINE_STORE", "store")
+        te.build(ROOT / "examples/classifiers/resnet.onnx", batch=(1, 8, 32), out="classifier.engine.onnx")
+        return folder, runpy.run_path("first.py", run_name="__main__")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_task_in_python_runs(
+    task: str, tried: tuple[Path, dict[str, Any]], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for library in re.findall(r"^(?:import|from) (torch|fastapi)", TASKS[task], re.M):
+        pytest.importorskip(library)
+    folder, names = tried
+    monkeypatch.chdir(folder)
+    (folder / "task.py").write_text(TASKS[task])
+    names = runpy.run_path(str(folder / "task.py"), names, run_name="__main__")
+    printed = capfd.readouterr().out
+    assert [text for text in re.findall(r"print\(.*\)  # (.*)", TASKS[task]) if text not in printed] == []
+    if task == "FastAPI":
+        assert np.shape(asyncio.run(ask(names["app"], names["images"]))) == (8, 7, 400)
+        assert "is float64" in asyncio.run(ask(names["app"], np.zeros((1, 3, 160, 160))))["error"]
+
+
+async def ask(app: Any, array: np.ndarray) -> Any:
+    """What a service of the page answers to `array`, without a server."""
+    body, sent = io.BytesIO(), []
+    np.save(body, array)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body.getvalue()}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message.get("body"))
+
+    scope = {"type": "http", "method": "POST", "path": "/detect", "query_string": b"", "headers": []}
+    async with app.router.lifespan_context(app):
+        await app(scope, receive, send)
+    return json.loads(sent[-1])

@@ -372,7 +372,7 @@ def test_in_the_built_site_the_page_is_within_two_clicks_of_home(built: Path, qu
         *((verb, f"{verb}.md") for verb in ("build", "profile")),
         ("cascade two models", "cameras.md"),
         ("exit codes", "errors.md"),
-        ("asyncio", "runtime.md"),
+        ("asyncio", "python.md"),
     ],
 )
 def test_the_search_of_the_built_site_lists_the_page_first(

@@ -188,18 +188,14 @@ def test_what_belongs_to_one_process_says_so_when_it_is_pickled(engine_of_cpu: t
 
 @pytest.mark.full
 @forks
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_of_a_torch_data_loader(engine_of_cpu: te.Engine, start: str) -> None:
+def test_forked_workers_of_a_torch_data_loader_are_refused_the_engine(engine_of_cpu: te.Engine) -> None:
     torch = pytest.importorskip("torch")
     with te.load(engine_of_cpu) as runner:
         loader = torch.utils.data.DataLoader(
-            Rows(runner), batch_size=None, num_workers=1, multiprocessing_context=start
+            Rows(runner), batch_size=None, num_workers=1, multiprocessing_context="fork"
         )
-        if start == "spawn":
-            assert [float(item) for item in loader] == [2.0, 2.0]
-        else:
-            with pytest.raises(Exception, match="was loaded in process"):
-                list(loader)
+        with pytest.raises(Exception, match="was loaded in process"):
+            list(loader)
 
 
 class Rows:
@@ -212,6 +208,4 @@ class Rows:
         return 2
 
     def __getitem__(self, at: int) -> float:
-        if at >= len(self):
-            raise IndexError
         return float(self.runner.infer(X)["y"][0, 0])
