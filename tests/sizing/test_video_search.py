@@ -97,6 +97,7 @@ def test_on_a_gpu_the_limit_is_the_part_that_carries_least_alone(monkeypatch: py
     rates = {"decoder": 290.0, "pre-processing": 9000.0, "engine": 1000.0, "copy": 9000.0}
     found = concluded([made_run(9, 0.0), made_run(10, 0.3)], monkeypatch, on_cpu=False, rates=rates)
     assert found.limit == "decoder" and found.part_streams["engine"] == pytest.approx(1000 / 25)
+    assert found.limit_reason.endswith("9 cameras, the decoder alone carries 12")
     rates["engine"] = 280.0
     assert concluded([made_run(9, 0.0), made_run(10, 0.3)], monkeypatch, on_cpu=False, rates=rates).limit == "engine"
 

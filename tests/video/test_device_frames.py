@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
@@ -23,10 +24,12 @@ from cpu_kernel import compile_kernel
 
 from trt_engine.config.runtime import Batching
 from trt_engine.device.host import HostDevice
+from trt_engine.errors import MemoryExhausted
 from trt_engine.protocols import RunnerBase
 from trt_engine.tensors import Signature, TensorSpec
-from trt_engine.video.decoder import PyAvDecoder, open_decoder, read_frames
+from trt_engine.video.decoder import PyAvDecoder, VideoError, open_decoder, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
+from trt_engine.video.nvdec import DecoderMemory
 from trt_engine.video.pipeline import FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.preprocess import Preprocessor
@@ -178,6 +181,63 @@ def test_a_loop_goes_on_with_the_same_decoder(library: Library, tmp_path: Path) 
         found, stream = play(clip, runner, frames, loop=True, max_frames=25)
     assert (len(found), stream.loops, len(library.opened)) == (25, 2, 1)
     assert [round(10 * answer.time_s) for answer in found] == list(range(25))
+
+
+def test_a_raw_stream_that_is_rewound_keeps_its_memory_and_ends_with_the_reason(
+    library: Library, tmp_path: Path
+) -> None:
+    clip = clips.write_clip(tmp_path / "clip.h264", frames=10)
+    with device_frames(Means(), VISION, [str(clip)]) as frames:
+        assert frames is not None
+        first, count = frames.open(str(clip)), len(list(read_frames(PyAvDecoder(str(clip)))))
+        for _ in range(2):
+            assert len(list(read_frames(first))) == count
+            first.rewind()
+        second = frames.open(str(clip))
+        memories = {id(next(read_frames(one)).data.memory) for one in (first, second)}
+        clip.unlink()
+        for _ in range(2):
+            with pytest.raises(VideoError, match="no such file"):
+                first.rewind()
+        second.close()
+    assert len(memories) == 2
+
+
+def test_a_gpu_without_memory_or_without_the_codec_is_not_a_damaged_clip(
+    library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clip, runner = clips.write_clip(tmp_path / "clip.mp4", frames=10), Means()
+    with device_frames(runner, VISION, [str(clip)]) as frames:
+        assert frames is not None
+        found, _ = play(clip, runner, frames)
+        data = found[0].result.frame.data  # type: ignore[union-attr]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.device, "allocate", refuse(1, runner.device.allocate))
+            for count in (8, 8, 2):
+                with pytest.raises(MemoryExhausted), frames.batch([data] * count):
+                    pass
+        with frames.batch([data]) as batch:
+            assert batch.shape == (1, 3, 64, 96)
+        del found, data, batch
+        with closing(frames.open(str(clip))) as decoder:
+            monkeypatch.setattr(DecoderMemory, "take", refuse(0))
+            with pytest.raises(MemoryExhausted):
+                list(read_frames(decoder))
+            monkeypatch.setattr(library, "CreateDecoder", lambda **_: 1 / 0)
+        stream = play(clip, runner, frames)[1]
+        assert (stream.damaged, stream.error) == (0, "this GPU does not decode it: division by zero")
+
+
+def refuse(after: int, function: Any = None) -> Any:
+    """A function that raises `MemoryExhausted` each time, from the first call or from the second of a pair on."""
+    calls = iter(range(1 << 20))
+
+    def called(*args: Any) -> Any:
+        if next(calls) % 2 == after or not after:
+            raise MemoryExhausted("no memory", hint="less")
+        return function(*args)
+
+    return called
 
 
 def test_memory_is_used_again_and_freed(library: Library, tmp_path: Path) -> None:

@@ -255,14 +255,14 @@ class PyAvDecoder:
 
     def rewind(self) -> None:
         """Back to the first packet. Raises `VideoError`."""
-        try:
-            self._container.seek(0)
-        except (av.FFmpegError, OSError, ValueError):  # a raw stream: no index
-            self.close()
-            self._open()
-            return
-        self._codec.flush_buffers()
-        self._from_start()
+        if self._container is not None:
+            with contextlib.suppress(av.FFmpegError, OSError, ValueError):  # a raw stream has no index
+                self._container.seek(0)
+                self._codec.flush_buffers()
+                self._from_start()
+                return
+            self._container.close()
+        self._open()
 
     def close(self) -> None:
         """Release the source. Idempotent."""

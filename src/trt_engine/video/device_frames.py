@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from importlib import resources
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -89,23 +88,22 @@ class DeviceFrames:
         self._idle_memories: list[DecoderMemory] = []
         self._plans: dict[tuple[int, int, tuple[int, bool]], tuple[Buffer, Placement]] = {}
         self._desks: list[_Desk] = []
-        self._idle_desks: SimpleQueue[_Desk] = SimpleQueue()
+        self._idle_desks: list[_Desk] = []
         self._levels = self._uploaded(np.stack(preprocessor.levels))
 
     def _uploaded(self, array: np.ndarray[Any, Any]) -> Buffer:
-        buffer, stream = self.device.allocate(array.nbytes), self.device.stream()
-        self.device.upload(array, buffer, stream)
-        stream.close()
+        buffer = self.device.allocate(array.nbytes)
+        with closing(self.device.stream()) as stream:
+            self.device.upload(array, buffer, stream)
         return buffer
 
     def open(self, source: str, *, threads: int = 1) -> Decoder:
         """A decoder of a source; `threads` is of no account. Raises `VideoError` for one that cannot be decoded here."""
         with self._lock:
-            memory = self._idle_memories.pop() if self._idle_memories else None
-        if memory is None:
-            memory = DecoderMemory(self.device)
-            with self._lock:
-                self._memories.append(memory)
+            if not self._idle_memories:
+                self._memories.append(DecoderMemory(self.device))
+                self._idle_memories.append(self._memories[-1])
+            memory = self._idle_memories.pop()
         return NvDecoder(source, memory, self.device.number, on_close=self._idle_memories.append)  # type: ignore[attr-defined]
 
     def prepare(self, frame: Frame) -> ImageRunner:
@@ -127,17 +125,15 @@ class DeviceFrames:
     @contextmanager
     def batch(self, surfaces: Sequence[Surface]) -> Iterator[Any]:
         """The frames prepared as one device array, `[frames, ...]` in the input's dtype, valid inside."""
-        desk = self._idle_desks.get() if not self._idle_desks.empty() else self._new_desk()
+        with self._lock:
+            if not self._idle_desks:
+                self._desks.append(_Desk(self.device))
+                self._idle_desks.append(self._desks[-1])
+            desk = self._idle_desks.pop()
         try:
             yield self._fill(desk, surfaces)
         finally:
-            self._idle_desks.put(desk)
-
-    def _new_desk(self) -> _Desk:
-        desk = _Desk(self.device)
-        with self._lock:
-            self._desks.append(desk)
-        return desk
+            self._idle_desks.append(desk)
 
     def _fill(self, desk: _Desk, surfaces: Sequence[Surface]) -> Any:
         stream, count = desk.stream, len(surfaces)
@@ -178,12 +174,14 @@ class _Desk:
         """Memory for a batch; nothing uses the old one any more."""
         if self.rows is None or self.rows.nbytes < row_bytes:
             self.close_buffers()
-            self.rows, self.table = self._device.allocate(row_bytes), self._device.allocate(table_bytes)
+            self.table = self._device.allocate(table_bytes)
+            self.rows = self._device.allocate(row_bytes)
 
     def close_buffers(self) -> None:
         for buffer in (self.rows, self.table):
             if buffer is not None:
                 buffer.close()
+        self.rows = self.table = None
 
     def close(self) -> None:
         self.stream.close()

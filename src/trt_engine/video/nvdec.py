@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trt_engine.device import Buffer, Device
-from trt_engine.errors import SetupError
+from trt_engine.errors import SetupError, TrtEngineError
 from trt_engine.format import library_reason
 from trt_engine.video.decoder import Frame, Packet, PyAvDecoder, VideoError, require_video
 
@@ -142,26 +142,32 @@ class NvDecoder(PyAvDecoder):
     def _open_session(self) -> Any:
         codec = getattr(self._library.cudaVideoCodec, _CODECS[self.info.codec])
         latency = self._library.DisplayDecodeLatencyType
-        return self._library.CreateDecoder(
-            gpuid=self._number, codec=codec, cudastream=self._memory.stream.handle, usedevicememory=True,
-            latency=latency.NATIVE if self._codec.has_b_frames else latency.LOW,
-        )  # fmt: skip
+        try:
+            return self._library.CreateDecoder(
+                gpuid=self._number, codec=codec, cudastream=self._memory.stream.handle, usedevicememory=True,
+                latency=latency.NATIVE if self._codec.has_b_frames else latency.LOW,
+            )  # fmt: skip
+        except Exception as error:
+            raise VideoError(f"this GPU does not decode it: {library_reason(error)}") from error
 
     def decode(self, packet: Packet | None) -> list[Frame]:
-        """The frames that a packet completes, in the GPU's memory; for None those that are left at the end."""
+        """The frames that a packet completes, in the GPU's memory; for None those that are left at the end. Raises
+        `VideoError` where the GPU does not decode the source, `MemoryExhausted`."""
         found: list[Frame] = []
+        if self._session is None and packet is None:
+            return found
+        if self._session is None:
+            self._session = self._open_session()
         try:
-            if self._session is None:
-                self._session = self._open_session()
             for data in self._filtered(packet):
                 found.extend(self._decode_data(data))
             if packet is None:
                 found.extend(self._decode_data(None))
-        except Exception as error:  # of the library, whose errors have no common class
+        except TrtEngineError:  # no memory
+            raise
+        except Exception:  # of the library, whose errors have no common class
             self._session = None  # the next key frame starts again
-            if packet is None or isinstance(error, VideoError):
-                return found
-            self.damaged += 1
+            self.damaged += packet is not None
         return found
 
     def _filtered(self, packet: Packet | None) -> list[Any]:

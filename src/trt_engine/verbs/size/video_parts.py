@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from itertools import cycle, islice
 
 import numpy as np
@@ -30,9 +30,9 @@ def part_rates(runner: RunnerBase, frames: DeviceFrames, request: VideoRequest) 
     name, count, contexts = runner.signature.inputs[0].name, request.policy.max_batch, request.policy.contexts
     device = frames.device
     with ExitStack() as stack:
-        decoders = [frames.open(clip.path) for clip in islice(cycle(request.clips), _DECODERS)]
-        for decoder in decoders:
-            stack.callback(decoder.close)
+        decoders = [
+            stack.enter_context(closing(frames.open(clip.path))) for clip in islice(cycle(request.clips), _DECODERS)
+        ]
 
         def decode(decoder: Decoder) -> int:
             decoder.rewind()

@@ -41,6 +41,7 @@ _START_S = 0.2
 _OPENERS = 8
 """Threads that open decoders."""
 _FIRST_RUN_S = 2.0
+_PLAYABLE = "a clip that a player can play to its end"
 
 
 def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple[VideoRun, ...], dict[str, float]]:
@@ -80,6 +81,7 @@ class Decoders:
         """Opened on the GPU of `frames`, or on the CPU."""
         self.frames = frames
         self._opened: list[Decoder] = []
+        self._to_close: list[Decoder] = []
 
     def open(self, sources: Sequence[str]) -> list[_Kept]:
         """Decoders at the start of these sources, of which an earlier call has had the first. Raises `UsageError`."""
@@ -88,10 +90,11 @@ class Decoders:
         def ready(source: str) -> Decoder:
             try:
                 decoder = opener(source)
+                self._to_close.append(decoder)
                 next(read_frames(decoder), None)  # the session is made with the first packet
                 decoder.rewind()
             except VideoError as error:
-                raise UsageError(f"`{source}`: {error}", hint="a clip that a player can play to its end") from error
+                raise UsageError(f"`{source}`: {error}", hint=_PLAYABLE) from error
             return decoder
 
         with ThreadPoolExecutor(_OPENERS) as pool:
@@ -102,7 +105,7 @@ class Decoders:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for decoder in self._opened:
+        for decoder in self._to_close:
             decoder.close()
 
 
@@ -168,9 +171,10 @@ def play_clips(
         ]
         begin_s = time.perf_counter() + _START_S
         spread_s = min([_SPREAD_S, duration_s, *(clip.frames / clip.fps for clip in clips if clip.frames)])
-        for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
-            stream.start(begin_s + phase_s)
+        started: list[VideoStream] = []
         try:
+            for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
+                started.append(stream.start(begin_s + phase_s))
             from_s = begin_s + spread_s + _SETTLE_S
             _sleep_until(from_s)
             before = _cpu_times(pipeline, played)
@@ -181,13 +185,13 @@ def play_clips(
             to_s = time.perf_counter()
             _sleep_until(to_s + request.deadline_ms / 1e3 + 0.05)
         finally:
-            for stream in played:
+            for stream in started:
                 stream.stop()
-            for stream in played:
+            for stream in started:
                 stream.join()
     for stream in played:
         if stream.error is not None:
-            raise UsageError(f"`{stream.source}`: {stream.error}", hint="a clip that a player can play to its end")
+            raise UsageError(f"`{stream.source}`: {stream.error}", hint=_PLAYABLE)
     late_s = request.deadline_ms / 1e3
     rows = [
         (source, float(arrived_s - from_s), ended_s is not None, bool(ended_s is None or ended_s - arrived_s > late_s),
@@ -222,7 +226,7 @@ def _run_record(
     latencies_ms = [1e3 * latency_s for _, _, answered, _, latency_s in rows if answered]
     p50_ms, p99_ms = (float(np.quantile(latencies_ms, q)) if latencies_ms else None for q in (0.5, 0.99))
     process_s = spent.pop("process")
-    spent["host"] = process_s - sum(spent.values())
+    spent["host"] = max(0.0, process_s - sum(spent.values()))  # the clocks of threads are coarser
     return VideoRun(
         streams=streams,
         frames=len(rows),

@@ -88,13 +88,13 @@ def conclude(
     cores = core_count()
     nearest = by_streams[streams or min(by_streams)][-1]
     fps = fmean(clip.fps for clip in request.clips)
-    part_streams = {name: cores * 1e3 / max(1e-6, fps * cpu_ms) for name, cpu_ms in nearest.parts.items()}
+    part_streams = {name: cores * 1e3 / (fps * cpu_ms) for name, cpu_ms in nearest.parts.items() if cpu_ms > 0}
     if rates:  # the CPU serves the GPU's parts; its own run in Python, one thread at a time
         part_streams = {name: streams / cores for name, streams in part_streams.items() if name not in rates}
         part_streams = {name: rate / fps for name, rate in rates.items()} | part_streams
     elif not on_cpu:
-        part_streams["engine"] = min(part_streams["engine"], simulated.upper_bound)
-    limit, reason = _limit(nearest, part_streams, cores, failed)
+        part_streams["engine"] = min(part_streams.get("engine", math.inf), simulated.upper_bound)
+    limit, reason = _limit(nearest, part_streams, cores, failed, rates)
     return VideoCapacity(
         sources=request.clips,
         deadline_ms=request.deadline_ms,
@@ -121,13 +121,18 @@ def _share_interval(runs: Sequence[VideoRun]) -> tuple[float, float]:
     return mean - width / math.sqrt(max(1, len(blocks))), mean + width / math.sqrt(max(1, len(blocks)))
 
 
-def _limit(run: VideoRun, part_streams: Mapping[str, float], cores: int, failed: int | None) -> tuple[VideoLimit, str]:
+def _limit(
+    run: VideoRun, part_streams: Mapping[str, float], cores: int, failed: int | None, rates: Mapping[str, float]
+) -> tuple[VideoLimit, str]:
     others = f", {run.other_cores:.1f} with other programs" if run.other_cores >= _OTHERS else ""
     used = f"{run.busy_cores:.1f} of {cores} cores are busy with {plural(run.streams, 'camera')}{others}"
     if failed is None:
         return "none", f"the search ended at {plural(run.streams, 'camera')}; {used}"
     least = min(part_streams, key=part_streams.__getitem__)
-    share = f"{format_percent(run.parts.get(least, 0.0) / run.cpu_ms)} of that time in the {least}"
+    if least in rates:
+        share = f"the {least} alone carries {part_streams[least]:.0f}"
+    else:
+        share = f"{format_percent(run.parts.get(least, 0.0) / run.cpu_ms)} of that time in the {least}"
     if run.busy_cores >= _BUSY * cores or part_streams[least] < 1.1 * run.streams:
         return least, f"{used}, {share}"  # type: ignore[return-value]
     return "deadline", f"{used}, {share}: frames are late, not unserved"
