@@ -24,9 +24,10 @@ from cpu_kernel import compile_kernel
 
 from trt_engine.config.runtime import Batching
 from trt_engine.device.host import HostDevice
-from trt_engine.errors import MemoryExhausted
+from trt_engine.errors import MemoryExhausted, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.size.video_run import Decoders
 from trt_engine.video.decoder import PyAvDecoder, VideoError, open_decoder, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.nvdec import DecoderMemory
@@ -206,38 +207,42 @@ def test_a_raw_stream_that_is_rewound_keeps_its_memory_and_ends_with_the_reason(
 def test_a_gpu_without_memory_or_without_the_codec_is_not_a_damaged_clip(
     library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: Any) -> Any:
+        raise MemoryExhausted("no memory")
+
     clip, runner = clips.write_clip(tmp_path / "clip.mp4", frames=10), Means()
     with device_frames(runner, VISION, [str(clip)]) as frames:
         assert frames is not None
-        found, _ = play(clip, runner, frames)
-        data = found[0].result.frame.data  # type: ignore[union-attr]
+        data = play(clip, runner, frames)[0][0].result.frame.data  # type: ignore[union-attr]
+        allocate = runner.device.allocate
         with monkeypatch.context() as patch:
-            patch.setattr(runner.device, "allocate", refuse(1, runner.device.allocate))
-            for count in (8, 8, 2):
+            patch.setattr(runner.device, "allocate", lambda nbytes: (allocate if nbytes < 1000 else refuse)(nbytes))
+            for count in (8, 2):
                 with pytest.raises(MemoryExhausted), frames.batch([data] * count):
                     pass
         with frames.batch([data]) as batch:
             assert batch.shape == (1, 3, 64, 96)
-        del found, data, batch
-        with closing(frames.open(str(clip))) as decoder:
-            monkeypatch.setattr(DecoderMemory, "take", refuse(0))
-            with pytest.raises(MemoryExhausted):
-                list(read_frames(decoder))
-            monkeypatch.setattr(library, "CreateDecoder", lambda **_: 1 / 0)
+        del data, batch
+        monkeypatch.setattr(DecoderMemory, "take", refuse)
+        with pytest.raises(MemoryExhausted), closing(frames.open(str(clip))) as decoder:
+            list(read_frames(decoder))
+        monkeypatch.setattr(library, "CreateDecoder", lambda **_: 1 / 0)
         stream = play(clip, runner, frames)[1]
         assert (stream.damaged, stream.error) == (0, "this GPU does not decode it: division by zero")
 
 
-def refuse(after: int, function: Any = None) -> Any:
-    """A function that raises `MemoryExhausted` each time, from the first call or from the second of a pair on."""
-    calls = iter(range(1 << 20))
+def test_decoders_of_cameras_are_closed_where_another_one_fails(tmp_path: Path) -> None:
+    clip, opened, closed = str(clips.write_clip(tmp_path / "clip.mp4", frames=10)), set(), set()
 
-    def called(*args: Any) -> Any:
-        if next(calls) % 2 == after or not after:
-            raise MemoryExhausted("no memory", hint="less")
-        return function(*args)
+    def open_one(source: str) -> PyAvDecoder:
+        made = PyAvDecoder(source)
+        opened.add(made)
+        made.close = partial(closed.add, made)  # type: ignore[method-assign]
+        return made
 
-    return called
+    with pytest.raises(UsageError, match="no such file"), Decoders(SimpleNamespace(open=open_one)) as decoders:  # type: ignore[arg-type]
+        decoders.open(["none.mp4", *[clip] * 6])
+    assert opened == closed
 
 
 def test_memory_is_used_again_and_freed(library: Library, tmp_path: Path) -> None:

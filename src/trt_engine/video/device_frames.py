@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from importlib import resources
 from typing import Any
 
@@ -84,15 +84,14 @@ class DeviceFrames:
         self._input = vision.input_spec(runner.signature)
         self._output = vision.output_spec(runner.signature).name
         self._lock = threading.Lock()
-        self._memories: list[DecoderMemory] = []
+        self._held = ExitStack()
         self._idle_memories: list[DecoderMemory] = []
         self._plans: dict[tuple[int, int, tuple[int, bool]], tuple[Buffer, Placement]] = {}
-        self._desks: list[_Desk] = []
         self._idle_desks: list[_Desk] = []
         self._levels = self._uploaded(np.stack(preprocessor.levels))
 
     def _uploaded(self, array: np.ndarray[Any, Any]) -> Buffer:
-        buffer = self.device.allocate(array.nbytes)
+        buffer = self._held.enter_context(closing(self.device.allocate(array.nbytes)))
         with closing(self.device.stream()) as stream:
             self.device.upload(array, buffer, stream)
         return buffer
@@ -101,8 +100,7 @@ class DeviceFrames:
         """A decoder of a source; `threads` is of no account. Raises `VideoError` for one that cannot be decoded here."""
         with self._lock:
             if not self._idle_memories:
-                self._memories.append(DecoderMemory(self.device))
-                self._idle_memories.append(self._memories[-1])
+                self._idle_memories.append(self._held.enter_context(closing(DecoderMemory(self.device))))
             memory = self._idle_memories.pop()
         return NvDecoder(source, memory, self.device.number, on_close=self._idle_memories.append)  # type: ignore[attr-defined]
 
@@ -127,8 +125,7 @@ class DeviceFrames:
         """The frames prepared as one device array, `[frames, ...]` in the input's dtype, valid inside."""
         with self._lock:
             if not self._idle_desks:
-                self._desks.append(_Desk(self.device))
-                self._idle_desks.append(self._desks[-1])
+                self._idle_desks.append(self._held.enter_context(closing(_Desk(self.device))))
             desk = self._idle_desks.pop()
         try:
             yield self._fill(desk, surfaces)
@@ -152,13 +149,7 @@ class DeviceFrames:
 
     def close(self) -> None:
         """Free what is held on the GPU. Idempotent."""
-        for memory in self._memories:
-            memory.close()
-        for desk in self._desks:
-            desk.close()
-        for buffer in (self._levels, *(plan for plan, _ in self._plans.values())):
-            buffer.close()
-        self._memories, self._desks, self._plans = [], [], {}
+        self._held.close()
 
 
 class _Desk:

@@ -1,16 +1,18 @@
 """Plays clips as cameras through the whole path, in the child process of `size --video`: packets at their times, decoded,
-prepared, inferred in batches, decoded to results."""
+prepared, inferred in batches, decoded to results. On a GPU each part is measured alone before."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from functools import partial
+from itertools import cycle, islice
+from typing import Any
 
 import numpy as np
 import psutil
@@ -18,14 +20,15 @@ import psutil
 from trt_engine.config.runtime import Batching
 from trt_engine.device.info import core_count
 from trt_engine.errors import UsageError
+from trt_engine.protocols import RunnerBase
 from trt_engine.records.streams import VideoRun
 from trt_engine.reporting.tables import plural
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.size.stream_worker import VideoRequest
-from trt_engine.verbs.size.video_parts import part_rates
 from trt_engine.verbs.size.video_search import search
-from trt_engine.video.decoder import Decoder, Frame, Packet, VideoError, open_decoder, read_frames
+from trt_engine.video.decoder import Decoder, VideoError, open_decoder, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
+from trt_engine.video.nvdec import Surface
 from trt_engine.video.pipeline import PARTS, FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.spec import Vision, vision_of
@@ -41,6 +44,9 @@ _START_S = 0.2
 _OPENERS = 8
 """Threads that open decoders."""
 _FIRST_RUN_S = 2.0
+_DECODERS = 16
+"""Clips decoded at once to measure the decoders alone: more than a GPU has."""
+_SPAN_S = 1.0
 _PLAYABLE = "a clip that a player can play to its end"
 
 
@@ -74,14 +80,14 @@ def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple
         return tuple(search(measure, request.late, start=max(1, int(carried / 2)))), rates
 
 
-class Decoders:
+class Decoders(ExitStack):
     """One decoder a camera, opened once for all runs: an NVDEC session takes a tenth of a second."""
 
     def __init__(self, frames: DeviceFrames | None) -> None:
         """Opened on the GPU of `frames`, or on the CPU."""
+        super().__init__()
         self.frames = frames
         self._opened: list[Decoder] = []
-        self._to_close: list[Decoder] = []
 
     def open(self, sources: Sequence[str]) -> list[_Kept]:
         """Decoders at the start of these sources, of which an earlier call has had the first. Raises `UsageError`."""
@@ -90,7 +96,7 @@ class Decoders:
         def ready(source: str) -> Decoder:
             try:
                 decoder = opener(source)
-                self._to_close.append(decoder)
+                self.callback(decoder.close)
                 next(read_frames(decoder), None)  # the session is made with the first packet
                 decoder.rewind()
             except VideoError as error:
@@ -101,40 +107,22 @@ class Decoders:
             self._opened.extend(pool.map(ready, sources[len(self._opened) :]))
         return [_Kept(decoder) for decoder in self._opened[: len(sources)]]
 
-    def __enter__(self) -> Decoders:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        for decoder in self._to_close:
-            decoder.close()
-
-
-class _Kept(Decoder):
+class _Kept:
     """A decoder that a stream leaves open, at its start."""
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder = decoder
-        self.info = decoder.info
 
-    def packets(self) -> Iterator[Packet]:
-        return self._decoder.packets()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._decoder, name)
 
-    def decode(self, packet: Packet | None) -> list[Frame]:
-        return self._decoder.decode(packet)
-
-    def rewind(self) -> None:
-        self._decoder.rewind()
-
-    def open(self, source: str, *, threads: int) -> Decoder:
+    def open(self, source: str, *, threads: int) -> _Kept:
         """Itself, as a stream opens its source."""
         return self
 
-    @property
-    def damaged(self) -> int:  # type: ignore[override]
-        return self._decoder.damaged
-
     def close(self) -> None:
-        with contextlib.suppress(VideoError):
+        with suppress(VideoError):
             self._decoder.rewind()
 
 
@@ -261,3 +249,75 @@ def _cpu_times(pipeline: FramePipeline, streams: list[VideoStream]) -> dict[str,
 def _sleep_until(at_s: float) -> None:
     while (left_s := at_s - time.perf_counter()) > 0:
         time.sleep(left_s)
+
+
+def part_rates(runner: RunnerBase, frames: DeviceFrames, request: VideoRequest) -> dict[str, float]:
+    """Frames/s of the decoder, the preparation, the engine and the copy of its outputs, each without the others.
+
+    Raises `VideoError` for a clip that cannot be decoded.
+    """
+    name, count, contexts = runner.signature.inputs[0].name, request.policy.max_batch, request.policy.contexts
+    device = frames.device
+    with ExitStack() as stack:
+        decoders = [
+            stack.enter_context(closing(frames.open(clip.path))) for clip in islice(cycle(request.clips), _DECODERS)
+        ]
+
+        def decode(decoder: Decoder) -> int:
+            decoder.rewind()
+            return sum(1 for _ in read_frames(decoder))
+
+        rates = {"decoder": _rate([lambda one=one: decode(one) for one in decoders])}  # type: ignore[misc]
+        decoders[0].rewind()
+        surface: Surface = next(read_frames(decoders[0])).data
+        rows = [surface] * count
+
+        def prepare() -> int:
+            with frames.batch(rows):
+                return count
+
+        rates["pre-processing"] = _rate([prepare] * contexts)
+        batch = stack.enter_context(frames.batch(rows))
+        nbytes = sum(value.nbytes for value in runner.run({name: batch}).values())
+
+        def infer() -> int:
+            runner.run({name: batch})
+            return count
+
+        rates["engine"] = _rate([infer] * contexts)
+        source, target, stream = device.allocate(nbytes), device.pinned(nbytes), device.stream()
+        for item in (stream, source, target):
+            stack.callback(item.close)
+        array = np.asarray(target.array("uint8"))[:nbytes]
+
+        def copy() -> int:
+            device.download(source, array, stream)
+            stream.synchronize()
+            return count
+
+        return rates | {"copy": _rate([copy])}
+
+
+def _rate(calls: Sequence[Callable[[], int]]) -> float:
+    """What the calls count per second, each repeated in a thread of its own after a first time."""
+    gate = threading.Barrier(len(calls))
+
+    def repeat(call: Callable[[], int]) -> float:
+        try:
+            call()
+        except BaseException:
+            gate.abort()
+            raise
+        gate.wait()
+        counted, started_s = 0, time.perf_counter()
+        while not counted or time.perf_counter() - started_s < _SPAN_S:
+            counted += call()
+        return counted / (time.perf_counter() - started_s)
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        threads = [pool.submit(repeat, call) for call in calls]
+    failures = [error for thread in threads if (error := thread.exception()) is not None]
+    for error in failures:
+        if not isinstance(error, threading.BrokenBarrierError) or error is failures[-1]:
+            raise error
+    return sum(thread.result() for thread in threads)
