@@ -215,7 +215,6 @@ ALLOWED = {
     "run_folder.py": "members of an archive that `open_regular` opened",
     "doc_pages.py": "pages of the package itself",
     "open_inference/messages.py": "descriptors of the package itself",
-    "verbs/serve/page.py": "a page of the package itself",
     "arrayfiles.py": "members of an archive that `open_regular` opened",
 }
 """Who reads without `atomic_io.read_bounded`, and why; those below read what this process, the machine or a model has."""

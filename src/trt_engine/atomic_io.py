@@ -151,7 +151,7 @@ def os_error(
             else "choose a folder you may write to with `{by}`"
         )
     number = errno.EISDIR if error.errno == errno.EBUSY and path.is_dir() else error.errno or 0  # `.` is busy
-    what, hint = texts.get(number, (_errno_text(error), hint))
+    what, hint = texts.get(number, (os.strerror(error.errno).lower() if error.errno else str(error), hint))
     if reads:
         return ModelError(f"cannot read `{path}`: {what}", hint=hint)
     return SetupError(f"cannot {doing} `{path}`: {what}", hint=hint.format(by=by), machine_specific=False)
@@ -182,10 +182,6 @@ _WRITE_ERRORS: dict[int, tuple[str, str]] = {
     errno.EISDIR: ("it is a folder, expected a file", "add a file name to `{by}`"),
     errno.ELOOP: ("its links lead to each other", "name another place with `{by}`, or mend the links"),
 }
-
-
-def _errno_text(error: OSError) -> str:
-    return os.strerror(error.errno).lower() if error.errno else str(error)
 
 
 def ensure_folder(path: Path, *, by: str = "-o") -> Path:

@@ -10,10 +10,10 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TextIO
 
 from trt_engine.atomic_io import os_errors
+from trt_engine.closing import Closing
 from trt_engine.errors import UsageError, in_callers_language
 from trt_engine.escapes import escape_lines
 
@@ -57,7 +57,7 @@ def log_to(target: Path | str | TextIO | None = None, *, level: str = "info", co
     return LogOutput(stream, LEVELS[name], bool(colour), ours=True)
 
 
-class LogOutput:
+class LogOutput(Closing):
     """A place the log goes to, from now until `close`. Safe from many threads."""
 
     def __init__(self, stream: TextIO | None, level: int, colour: bool, *, ours: bool) -> None:
@@ -72,14 +72,6 @@ class LogOutput:
             self._handler.close()
             if self._ours and self._stream is not None:
                 self._stream.close()
-
-    def __enter__(self) -> LogOutput:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class CommandLog:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import click
 import pytest
 
 from trt_engine.cli import click_app
+from trt_engine.cli.main import run
 from trt_engine.cli.verbs_table import VERBS
 from trt_engine.command_line.output import OutputOptions
 from trt_engine.errors import TrtEngineError
@@ -34,6 +36,22 @@ def unknown_options(hint: str, command: str) -> list[str]:
 def _options(verb: str) -> set[str]:
     command = click_app.cli.get_command(click.Context(click_app.cli), verb)
     return set() if command is None else click_app._option_names(command) | {"--help", "-h", "--version"}
+
+
+@pytest.fixture
+def infer(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """`trt-engine infer` with these arguments: its exit code, stdout and stderr."""
+    return partial(_call, capsys, "infer")
+
+
+@pytest.fixture
+def cli(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """The same of `trt-engine inspect`."""
+    return partial(_call, capsys, "inspect")
+
+
+def _call(capsys: pytest.CaptureFixture[str], *args: object) -> tuple[int, str, str]:
+    return run([*map(str, args)]), *capsys.readouterr()
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,6 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
-from trt_engine.cli.main import run
 
 Told = tuple[int, str, str]
 
@@ -45,16 +44,6 @@ def engine(model: Path, tmp_path: Path) -> Path:
 def x(tmp_path: Path) -> Path:
     np.save(tmp_path / "x.npy", np.array([[1, 0, 1]], np.float32))
     return tmp_path / "x.npy"
-
-
-@pytest.fixture
-def infer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
-    def call(*args: object) -> Told:
-        code = run(["infer", *map(str, args)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
 
 
 def test_an_array_in_and_arrays_out(infer: Callable[..., Told], engine: Path, x: Path, tmp_path: Path) -> None:

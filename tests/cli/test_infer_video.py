@@ -12,10 +12,8 @@ pytest.importorskip("av", reason="PyAV decodes clips")
 pytest.importorskip("PIL", reason="frames are pillow's images")
 
 import av
-from msgspec import UnsetType
 
 import trt_engine as te
-from trt_engine.cli.main import run
 from trt_engine.progress import Progress
 from trt_engine.verbs.example.clip import FRAMES
 
@@ -28,16 +26,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-@pytest.fixture
-def infer(capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
-    def call(*args: object) -> Told:
-        code = run(["infer", *map(str, args)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return call
 
 
 @pytest.fixture
@@ -66,7 +54,7 @@ def test_the_example_s_clip_is_drawn_counted_and_listed(infer: Callable[..., Tol
 
 def test_the_digit_detector_reads_the_digits_of_the_same_clip(clip: Path) -> None:
     report = te.infer(DIGITS, video=clip, max_frames=10)
-    assert not isinstance(report.video, UnsetType) and report.video.frames == 10
+    assert report.video is not None and report.video.frames == 10
     assert {name for name, (total, _) in report.video.objects.items() if total >= 8} == {"2", "4", "5"}
 
 

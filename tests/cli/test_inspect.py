@@ -15,22 +15,10 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
-from trt_engine.cli import main
-
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the models of tests/graph, wherever pytest starts
 from graph import models
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*args: object) -> tuple[int, str, str]:
-        code = main.run(["inspect", *map(str, args)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

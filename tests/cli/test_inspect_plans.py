@@ -26,7 +26,6 @@ from tensorrt_machines import (
     ultralytics_bytes,
     wheels,
 )
-from trt_engine.cli import main
 from trt_engine.engine import Engine, payload_files
 from trt_engine.records.passport import Validation
 from trt_engine.verbs.inspect.run import inspect
@@ -38,16 +37,6 @@ RELEASES = [
 ]  # fmt: skip
 
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def cli(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*args: object) -> tuple[int, str, str]:
-        code = main.run(["inspect", *map(str, args)])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return call
 
 
 @pytest.fixture

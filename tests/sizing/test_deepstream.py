@@ -17,8 +17,8 @@ from trt_engine.reporting.results import result_text as summary_text
 from trt_engine.reporting.size import nvinfer_lines
 from trt_engine.tensors import Signature, TensorSpec
 from trt_engine.verbs.nvinfer_keys import NvinferConfig, nvinfer_config
-from trt_engine.verbs.size.benchmark_data import benchmark_data
 from trt_engine.verbs.size.doubling import images_per_s, queries_per_s
+from trt_engine.verbs.size.size_run import benchmark_data
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision
 
 

@@ -125,17 +125,7 @@ QUICK = ["--duration", "200ms", "--warmup", "0", "--max-batch", "2", "--contexts
 def test_clips_play_as_cameras_and_the_answer_is_the_headline_and_the_last_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = [
-        "size",
-        "example/detector.onnx",
-        *QUICK,
-        "--video",
-        "example/clip.mp4",
-        "--deadline-ms",
-        "0.01",
-        "-o",
-        "out",
-    ]
+    asked = ["size", "example/detector.onnx", *QUICK, *"--video example/clip.mp4 --deadline-ms 0.01 -o out".split()]
     assert run([*asked, "--json"]) == 0
     made = json.loads(capsys.readouterr().out)
     found = made["video"]

@@ -76,7 +76,7 @@ def _settings(kind: type) -> tuple[Setting, ...]:
         dataclasses.replace(
             made,
             name=item.name,
-            flags=_default_flags(item.name)
+            flags=("--" + re.sub(r"_(s|ms|mib)$", "", item.name).replace("_", "-"),)
             if item.metadata["flags"] is None
             else tuple(item.metadata["flags"].split()),
             type=item.type.__name__ if isinstance(item.type, type) else str(item.type).partition(" ")[0],
@@ -94,10 +94,6 @@ def setting_names(*configs: type | object) -> set[str]:
 def take_settings(values: dict[str, Any], config: type | object) -> dict[str, Any]:
     """Remove the settings of the config from `values`."""
     return {name: values.pop(name) for name in setting_names(config) & values.keys()}
-
-
-def _default_flags(name: str) -> tuple[str, ...]:
-    return ("--" + re.sub(r"_(s|ms|mib)$", "", name).replace("_", "-"),)
 
 
 class Config:

@@ -215,12 +215,6 @@ class Batcher(ProcessBound, RunnerBase):
         for future in self._admission.futures():
             future.cancel()
 
-    def __enter__(self) -> Batcher:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -------------------------------------------------------------------------------------------- callers' threads
 
     def _make_request(self, feeds: Tensors, priority: int, deadline_ms: float | None) -> Request:

@@ -194,12 +194,6 @@ class BoundCall(ProcessBound, RichDisplay):
         self._launch, self._launch_and_wait, self.outputs = _raise_closed, None, {}
         self._home.calls.discard(self)
 
-    def __enter__(self) -> BoundCall:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---------------------------------------------------------------------------------------- binding
 
     def _bind(self, session: Session, inputs: Tensors, outputs: Tensors) -> None:
@@ -232,7 +226,7 @@ class BoundCall(ProcessBound, RichDisplay):
         )
         _check_overlaps(tensors, {tensor.name for tensor in self._outputs})
         frame.bind({tensor.name: tensor.buffer for tensor in tensors})
-        self._launch = self._enqueue_frame
+        self._launch = lambda: self._frame.enqueue(self._stream)
         if frame.context.can_prebind and not fixed:
             addresses = tuple(tensor.pointer for tensor in tensors)
             self._launch = frame.context.prebind(addresses, self._stream)
@@ -361,9 +355,6 @@ class BoundCall(ProcessBound, RichDisplay):
             tensor.staged.upload(tensor.array, tensor.buffer, self._stream)
         else:  # reads a pageable array before it returns
             self._device.upload(np.asarray(tensor.array, order="C"), tensor.buffer, self._stream)
-
-    def _enqueue_frame(self) -> None:
-        self._frame.enqueue(self._stream)
 
     def _launched(self, launch: Callable[[], None]) -> None:
         try:

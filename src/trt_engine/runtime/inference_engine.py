@@ -518,12 +518,6 @@ class InferenceEngine(ProcessBound, RichDisplay):
         with self._idle:
             self._idle.notify_all()
 
-    def __enter__(self) -> InferenceEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def __reduce__(self) -> str | tuple[Any, ...]:
         if self._closing:
             raise _closed_error()

@@ -6,10 +6,11 @@ import os
 import weakref
 from typing import Any, Self
 
+from trt_engine.closing import Closing
 from trt_engine.errors import UsageError
 
 
-class ProcessBound:
+class ProcessBound(Closing):
     """Base of what owns threads, locks or memory of a device, and works in the process that made it alone.
 
     A child made with `fork` has the locks as they were at that moment, and none of the threads: there, whatever uses the

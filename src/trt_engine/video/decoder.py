@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trt_engine.atomic_io import failed_download, open_regular
+from trt_engine.closing import Closing
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.limits import IMAGE_PIXELS
 from trt_engine.records.infer import VideoSource
@@ -146,7 +147,7 @@ def open_decoder(source: str, *, threads: int = 1) -> Decoder:
     return PyAvDecoder(source, threads=threads)
 
 
-class PyAvDecoder:
+class PyAvDecoder(Closing):
     """Decodes on the CPU with FFmpeg's decoders, which run without Python's lock."""
 
     def __init__(self, source: str, *, threads: int = 1) -> None:
@@ -269,12 +270,6 @@ class PyAvDecoder:
         if self._container is not None:
             self._container.close()
             self._container = None
-
-    def __enter__(self) -> PyAvDecoder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _open_reason(source: str, error: Exception) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from trt_engine.closing import Closing
 from trt_engine.config.runtime import Batching
 from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batcher import Batcher
@@ -63,7 +64,7 @@ class FrameResult:
         return self.prepared.drawn(self.result, self.frame.image() if self.prepared.image is None else None)
 
 
-class FramePipeline:
+class FramePipeline(Closing):
     """Runs frames through an engine, whichever stream they are from. Close it after the streams."""
 
     def __init__(
@@ -101,9 +102,7 @@ class FramePipeline:
         """The frame as one row of the engine's input."""
         if self._frames is not None:
             return self._frames.prepare(frame)
-        return ImageRunner.prepare(
-            frame.image(), self.vision, self._signature, preprocessor=self._preprocessor, rows=1
-        )  # fmt: skip
+        return ImageRunner.prepare(frame.image(), self.vision, self._signature, preprocessor=self._preprocessor, rows=1)
 
     def submit(
         self, frame: Frame, prepared: ImageRunner, done: Callable[[FrameResult | BaseException], None]
@@ -139,12 +138,6 @@ class FramePipeline:
         for thread in self._threads:
             thread.join()
         self._threads = []
-
-    def __enter__(self) -> FramePipeline:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from trt_engine.closing import Closing
 from trt_engine.errors import SetupError
 from trt_engine.video.decoder import require_video
 
@@ -22,7 +23,7 @@ _CODECS = ("libx264", "mpeg4")
 _TIME_BASE = Fraction(1, 90_000)
 
 
-class VideoWriter:
+class VideoWriter(Closing):
     """A clip of the size of its first image, for one thread. A clip that is not closed is not readable."""
 
     def __init__(self, path: Path, *, fps: float) -> None:
@@ -72,12 +73,6 @@ class VideoWriter:
                 container.mux(self._stream.encode(None))
         finally:
             container.close()
-
-    def __enter__(self) -> VideoWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def _even(size: Sequence[int]) -> tuple[int, int]:

@@ -47,15 +47,6 @@ class Detections:
     def __len__(self) -> int:
         return len(self.scores)
 
-    def with_min_score(self, score: float) -> Detections:
-        """Those with at least this score."""
-        kept = np.flatnonzero(self.scores >= score)
-        return replace(
-            self, boxes_xyxy=self.boxes_xyxy[kept], scores=self.scores[kept], classes=self.classes[kept],
-            keypoints=None if self.keypoints is None else self.keypoints[kept],
-            masks=None if self.masks is None else tuple(self.masks[index] for index in kept),
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True)
 class ClassScore:

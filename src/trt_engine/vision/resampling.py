@@ -13,10 +13,6 @@ from trt_engine.vision.preprocess import Preprocessor
 Ints = npt.NDArray[np.int32]
 
 
-def _bilinear(x: float) -> float:
-    return max(0.0, 1.0 - abs(x))
-
-
 def _bicubic(x: float) -> float:
     a, x = -0.5, abs(x)
     if x < 1:
@@ -24,14 +20,10 @@ def _bicubic(x: float) -> float:
     return (((x - 5) * x + 8) * x - 4) * a if x < 2 else 0.0
 
 
-def _lanczos(x: float) -> float:
-    return float(np.sinc(x) * np.sinc(x / 3)) if abs(x) < 3 else 0.0
-
-
 _FILTERS: dict[str, tuple[Callable[[float], float], float]] = {
-    "bilinear": (_bilinear, 1.0),
+    "bilinear": (lambda x: max(0.0, 1.0 - abs(x)), 1.0),
     "bicubic": (_bicubic, 2.0),
-    "lanczos": (_lanczos, 3.0),
+    "lanczos": (lambda x: float(np.sinc(x) * np.sinc(x / 3)) if abs(x) < 3 else 0.0, 3.0),
 }
 """Function and reach of each filter (Pillow, `Resample.c`)."""
 _WEIGHT_BITS = 22

@@ -81,7 +81,7 @@ class _SourceGraph:
     def source_nodes(self, node: NodeProto) -> tuple[str, ...]:
         """The model's nodes fused into `node`; call in graph order."""
         outputs = [name for name in node.output if name]
-        inputs = [self.source_tensor(name) for name in node.input if name]
+        inputs = [name if name in self.tensors else self.renamed_tensors.get(name) for name in node.input if name]
         if node.op_type in _LAYOUT_OPS:
             if inputs and inputs[0] is not None:
                 self.renamed_tensors.update({name: inputs[0] for name in outputs if name not in self.tensors})
@@ -99,9 +99,6 @@ class _SourceGraph:
             self.renamed_tensors.update(zip(outputs, ends, strict=False))
         self.mapped.update(id(item) for item in nodes)
         return tuple(walk.label(item) for item in nodes)
-
-    def source_tensor(self, name: str) -> str | None:
-        return name if name in self.tensors else self.renamed_tensors.get(name)
 
     def _only_reader(self, inputs: Sequence[str | None], kind: str) -> NodeProto | None:
         """The only unmapped reader of the first input with this operator type; for models without names."""

@@ -95,7 +95,8 @@ class ProviderSelection:
     @property
     def prefers_nhwc(self) -> bool:
         """Whether the CUDA provider computes in its layout NHWC."""
-        return self._cuda_options().get("prefer_nhwc", "0").strip().lower() in ("1", "true")
+        cuda = next((values for name, values in zip(self.names, self.options, strict=True) if name == "cuda"), {})
+        return cuda.get("prefer_nhwc", "0").strip().lower() in ("1", "true")
 
     def with_tensor_cores(self) -> ProviderSelection:
         """A copy for a graph without matrix products in FP32, with the CUDA provider's `use_tf32` on.
@@ -104,9 +105,6 @@ class ProviderSelection:
         YOLOv10m at batch 1, 5.1 ms were convolutions without them.
         """
         return self._with_options({"cuda": {"use_tf32": "1"}})
-
-    def _cuda_options(self) -> dict[str, str]:
-        return next((values for name, values in zip(self.names, self.options, strict=True) if name == "cuda"), {})
 
     def with_cache(self, *digests: str) -> ProviderSelection:
         """A copy that caches compiled subgraphs of the engine with these digests in the store.

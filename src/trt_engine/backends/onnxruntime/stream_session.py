@@ -279,7 +279,8 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
                 )
             known = (buffer.pointer, shape)
             if self._bound_tensors.get(name) != known:
-                check_buffer_size(name, buffer, dtype(self._dtype_name(name)).nbytes(shape))
+                kind = next(spec.dtype for spec in self._signature if spec.name == name)
+                check_buffer_size(name, buffer, dtype(kind).nbytes(shape))
                 pending.append((name, *known))
         self._pending_binds = pending
         self._bound_buffers = list(buffers.values())
@@ -360,9 +361,6 @@ class OnnxRuntimeStreamContext(OnnxRuntimeContext):
         self._launch_call = _raise_no_stream
         self._bindings = {}
         self._bound_buffers, self._bound_tensors, self._is_bound = [], {}, False
-
-    def _dtype_name(self, name: str) -> str:
-        return next(spec.dtype for spec in self._signature if spec.name == name)
 
     def _launch(self, *, captured: bool = False) -> None:
         try:

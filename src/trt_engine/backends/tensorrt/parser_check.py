@@ -22,6 +22,7 @@ import msgspec
 
 from trt_engine.atomic_io import decode_json
 from trt_engine.backends.tensorrt.binding import TENSORRT, TENSORRT_RTX, Binding, lifecycle_lock
+from trt_engine.closing import Closing
 from trt_engine.environment import distribution_version
 from trt_engine.format import library_reason
 from trt_engine.trt.failure_causes import error_texts, find_cause, main_error
@@ -79,7 +80,7 @@ class _Request(msgspec.Struct):
     build: bool
 
 
-class ParserProcess:
+class ParserProcess(Closing):
     """Sends requests to a library in a child process, started on demand and restarted after it ended."""
 
     def __init__(self, library: Library) -> None:
@@ -122,12 +123,6 @@ class ParserProcess:
         child, self._child = self._child, None
         if child is not None:
             child.close()
-
-    def __enter__(self) -> ParserProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 # ------------------------------------------------------------------------------------------------ the child

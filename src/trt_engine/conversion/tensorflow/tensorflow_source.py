@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from trt_engine.closing import Closing
 from trt_engine.conversion.axes import EVERY, Axes, Axis, axes_for, sizes_of, symbols_of
 from trt_engine.conversion.examples import Example, array_of, fit_example, match_examples, with_batch_2
 from trt_engine.conversion.exported import Array, Exported
@@ -86,7 +87,7 @@ class _Port:
 
 
 @dataclass
-class BoundSource:
+class BoundSource(Closing):
     """The source opened in a worker, with named inputs. `close` ends the worker."""
 
     inputs: tuple[_Port, ...]
@@ -133,12 +134,6 @@ class BoundSource:
     def close(self) -> None:
         """End the worker; idempotent."""
         self._child.close()
-
-    def __enter__(self) -> BoundSource:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 def open_source(

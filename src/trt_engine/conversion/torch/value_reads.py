@@ -280,7 +280,7 @@ class _TracedGraph:
         # a size is not a tensor: `x.narrow(1, 0, n)`
         sizes = any(
             one.values for one, item in zip(known, inputs, strict=True) if item.type().kind() in ("IntType", "ListType")
-            and not _is_tensor_call(item)
+            and "Tensor" not in str(item.type())
         )  # fmt: skip
         shape = any(item.shape for item in known) or sizes
         if kind.endswith("_like") or kind.startswith("aten::new_"):
@@ -288,7 +288,3 @@ class _TracedGraph:
         shape = shape or (values and kind in _SHAPED_BY_VALUES)
         shape = shape or (kind == "aten::where" and len(inputs) == 1 and values)
         return _Dependence(values, shape)
-
-
-def _is_tensor_call(value: Any) -> bool:
-    return "Tensor" in str(value.type())

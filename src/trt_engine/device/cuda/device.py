@@ -18,6 +18,7 @@ from cuda import core
 from cuda.bindings import driver
 from cuda.core import DeviceMemoryResource, DeviceMemoryResourceOptions, StreamOptions
 
+from trt_engine.closing import Closing
 from trt_engine.device import MemoryStats, Properties, dlpack, foreign
 from trt_engine.device.accounting import AddressRanges, MemoryAccounting, check_size, memory_exhausted, size_class
 from trt_engine.device.cuda.driver_calls import (
@@ -44,7 +45,7 @@ _HOST = driver.CUmemorytype.CU_MEMORYTYPE_HOST
 Item = TypeVar("Item")
 
 
-class CudaDevice:
+class CudaDevice(Closing):
     """The GPU `cuda:N`, limited to `limit_bytes` of allocations. Created by `open_device`."""
 
     def __init__(self, number: int = 0, *, limit_bytes: int | None = None) -> None:
@@ -89,7 +90,8 @@ class CudaDevice:
                 multiprocessors=int(made.multiprocessor_count),
                 compute_capability=(int(capability[0]), int(capability[1])),
             )
-            self._resource = DeviceMemoryResource(board, DeviceMemoryResourceOptions()) if _has_pools(made) else None
+            pools = getattr(made, "memory_pools_supported", True)
+            self._resource = DeviceMemoryResource(board, DeviceMemoryResourceOptions()) if pools else None
             self._allocation_stream = board.create_stream(options=StreamOptions(nonblocking=True))
         except Exception as error:
             status = getattr(Result, found[0], None) if (found := re.search(r"CUDA_ERROR_\w+", str(error))) else None
@@ -467,12 +469,6 @@ class CudaDevice:
                 self.name, held.count + pinned.count, held.nbytes + pinned.nbytes,
             )  # fmt: skip
 
-    def __enter__(self) -> CudaDevice:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # ---------------------------------------------------------------------------------------- checks and errors
 
     def activate(self, allow_lost: bool = False) -> ContextGuard:
@@ -598,7 +594,3 @@ def _free_pinned_memory(name: str, idle: dict[int, list[int]]) -> int:
             if status != SUCCESS:
                 log.debug("`%s` could not free pinned memory: %s", name, status_text(status))
     return count
-
-
-def _has_pools(properties: Any) -> bool:
-    return bool(getattr(properties, "memory_pools_supported", True))

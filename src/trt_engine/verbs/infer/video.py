@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 import msgspec
 
 from trt_engine.atomic_io import move_into_place, os_errors, resolve_link, staging_folder, write_atomic
+from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import Batching
 from trt_engine.errors import UsageError
 from trt_engine.progress import progress_counter
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from trt_engine.config.evaluate import InferConfig
-    from trt_engine.config.profiles import Profile
 
 _MAX_BATCH = 8
 """Frames inferred at once: every frame of a batch is in memory."""

@@ -10,9 +10,9 @@ import click
 
 from trt_engine.command_line import options, verb_command
 from trt_engine.command_line.output import as_json, describe_error, document, emit, print_result, result_text
+from trt_engine.errors import EngineError
 
 if TYPE_CHECKING:
-    from trt_engine.errors import EngineError
     from trt_engine.records.inspect import EngineReport
 
 
@@ -34,7 +34,6 @@ def command(path: Path, shapes: str | None, run: bool, device: str | None, seed:
     loads here, else the fix. The exit code is 0 for any readable file, 4 for a damaged model, 10 for an .engine that is not
     a plan.
     """
-    from trt_engine.errors import EngineError
     from trt_engine.records.bundle import BundleState
     from trt_engine.records.inspect import EngineReport, ModelReport
     from trt_engine.verbs.inspect.run import inspect
@@ -72,7 +71,6 @@ def _engine_document(report: EngineReport, typed: str) -> dict[str, Any]:
 
 def _rebuild_command(path: Path) -> str:
     """The command that rebuilds the engine at this path."""
-    from trt_engine.errors import EngineError
     from trt_engine.plan_header import PLAN_BACKENDS, detect_plan
 
     try:

@@ -90,7 +90,9 @@ def http_request(
                 f"input `{spec.name}` is {spec.dtype}, which JSON does not have", hint="`--binary` sends it as bytes"
             )
         else:
-            item["data"] = [_json_value(one) for one in array.ravel().tolist()]
+            item["data"] = [
+                one.decode(errors="replace") if isinstance(one, bytes) else one for one in array.ravel().tolist()
+            ]
         inputs.append(item)
     document: dict[str, Any] = {"inputs": inputs}
     parameters: dict[str, Any] = {"binary_data_output": True} if binary else {}
@@ -105,10 +107,6 @@ def http_request(
     fields += [f"Inference-Header-Content-Length: {len(head)}"] if binary else []
     fields += [f"Authorization: Bearer {token}"] if token is not None else []
     return "\r\n".join([*fields, "", ""]).encode() + body
-
-
-def _json_value(value: Any) -> Any:
-    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 def tensor_specs(items: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import functools
 import logging
 import re
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import httptools
 
-from trt_engine.atomic_io import encode_json
+from trt_engine.atomic_io import encode_json, read_bounded
 from trt_engine.environment import distribution_version
 from trt_engine.errors import Overloaded, TrtEngineError, UsageError
 from trt_engine.open_inference.messages import all_fields
@@ -21,10 +23,9 @@ from trt_engine.verbs.serve.compression import accepted_encoding, compress, deco
 from trt_engine.verbs.serve.config import ServeConfig
 from trt_engine.verbs.serve.http_codec import decode_infer, decode_json, encode_document, encode_infer
 from trt_engine.verbs.serve.http_request import Answer, Headers, HttpRequest, Route
-from trt_engine.verbs.serve.image_requests import infer_image
 from trt_engine.verbs.serve.inference import InferRequest, Service, integer
-from trt_engine.verbs.serve.page import POLICY, read_page
 from trt_engine.verbs.serve.served_model import ServedVersion
+from trt_engine.verbs.serve.statistics import Timing
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +35,12 @@ _LARGE_JSON = 1 << 18
 """Requests with more JSON than this are decoded in another thread."""
 _SMALL_ANSWER, _LARGE_ANSWER = 1 << 10, 1 << 15
 """Bytes from which an answer is compressed where its client accepts it, and from which on in another thread."""
+_PAGE_POLICY = (
+    b"default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; base-uri 'none'; "
+    b"form-action 'none'; frame-ancestors 'none'"
+)
+"""What a browser may do for the page at `/`: its own script and style, and calls to this server."""
+_MIN_SCORE, _TOP = 0.25, 5
 _MAX_PATHS = 1024
 _MAX_CONTROL = 1 << 20
 """Largest body of requests that are not inference."""
@@ -246,7 +253,7 @@ class HttpApp:
         buffers: list[memoryview | bytes] = []
         with self._service.inference(route.model, route.version, headers) as (served, timing):
             if route.name == "image":
-                document = encode_document(await infer_image(self._service, served, bytes(body), timing))
+                document = encode_document(await _infer_image(self._service, served, bytes(body), timing))
             else:
                 request = await self._decode(served, body, header)
                 del body
@@ -376,8 +383,8 @@ class HttpApp:
     async def _page(self, _request: HttpRequest) -> Answer:
         return (
             200,
-            [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", POLICY)],
-            [read_page()],
+            [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", _PAGE_POLICY)],
+            [_read_page()],
         )
 
 
@@ -397,6 +404,35 @@ async def _encoded(answer: Answer, encoding: bytes) -> Answer:
 def _json(value: Any, status: int = 200, *, served: ServedVersion | None = None) -> Answer:
     headers = [_JSON, (b"trt-engine", served.header)] if served is not None else [_JSON]
     return status, headers, [encode_document(value)]
+
+
+@functools.cache
+def _read_page() -> bytes:
+    """The page at `/` for people. It has no data itself and loads nothing from elsewhere."""
+    return read_bounded(Path(__file__).with_name("page.html"))
+
+
+async def _infer_image(service: Service, served: ServedVersion, raw: bytes, timing: Timing) -> dict[str, Any]:
+    """Detections in pixels of the image, or the best classes; `UsageError` for what is not an image, or without pillow."""
+    from trt_engine.vision.image_inference import ImageRunner
+
+    if served.vision is None:
+        raise UsageError(
+            f"`{served.name}` does not declare how an image becomes its input", hint="tensors, at `/infer`"
+        )
+    nbytes = await asyncio.to_thread(ImageRunner.decoded_nbytes, raw)
+    if nbytes > service.admission.max_bytes:
+        raise UsageError(
+            f"the image takes {nbytes} bytes decoded, {service.admission.max_bytes} are allowed",
+            hint="a smaller one, or `--max-in-flight-size` of `trt-engine serve`",
+        )
+    service.take(nbytes)
+    try:
+        image = await asyncio.to_thread(ImageRunner.parse, raw, served.vision, served.signature)
+        outputs = await service.run(served, InferRequest(feeds=image.feeds), timing)
+        return (await asyncio.to_thread(image.decode, outputs, _MIN_SCORE, _TOP)).fields
+    finally:
+        service.admission.forget(nbytes)
 
 
 def _ipc_handle(body: dict[str, Any]) -> bytes | None:

@@ -154,12 +154,6 @@ class Server(ProcessBound, RichDisplay):
             self._thread.join()
         self._close_sockets()
 
-    def __enter__(self) -> Server:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     # -------------------------------------------------------------------------------------------- the server's thread
 
     def _serve(self) -> None:

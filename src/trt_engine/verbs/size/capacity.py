@@ -97,16 +97,11 @@ def largest_allowed(allowed: Callable[[int], bool], low: int, high: int) -> int:
 
 def candidate_policies(service: ServiceTimes, deadline_s: float) -> Iterator[BatchPolicy]:
     """Policies to try: measured batches and contexts, waits up to half the deadline."""
-    waits = sorted({round_ms(share * deadline_s * 1e3) for share in _WAIT_SHARES})
+    waits = sorted({float(f"{share * deadline_s * 1e3:.2g}") for share in _WAIT_SHARES})
     for contexts in service.contexts:
         for batch in service.batches:
             if batch == service.batches[0] or service.mean_s(batch, contexts) < deadline_s:
                 yield from (BatchPolicy(batch, wait, contexts) for wait in (waits if batch > 1 else [0.0]))
-
-
-def round_ms(value_ms: float) -> float:
-    """Two significant digits."""
-    return float(f"{value_ms:.2g}")
 
 
 def best_policy(model: StreamModel, policies: Iterable[BatchPolicy]) -> tuple[BatchPolicy, int]:

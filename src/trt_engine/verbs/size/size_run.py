@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from trt_engine.atomic_io import ensure_folder, file_lock, write_atomic, write_json
 from trt_engine.benchmark.isolated import measure_isolated
@@ -30,7 +31,6 @@ from trt_engine.reporting.report import write_reports
 from trt_engine.verbs.build import run as build_module
 from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT, NvinferConfig, nvinfer_config
 from trt_engine.verbs.size import cliffs
-from trt_engine.verbs.size.benchmark_data import benchmark_data
 from trt_engine.verbs.size.doubling import Doubling, images_per_s, peak_streams, queries_per_s
 from trt_engine.verbs.size.output_layout import OutputLayout
 from trt_engine.verbs.size.preflight import Preflight
@@ -543,3 +543,33 @@ def _lock_folder(layout: OutputLayout) -> Iterator[None]:
             yield
         finally:
             path.unlink(missing_ok=True)  # before the release: after it another run may have it
+
+
+def benchmark_data(report: SizeReport) -> dict[str, Any]:
+    """`benchmark_data.json`. Keys `gpu_*` are null for a CPU, whose values are in `cpu_*`."""
+    gpu = report.device.startswith("cuda")
+    first, last = report.batches[0], report.batches[-1]
+    bs1: dict[str, Any] = {"qps": first.qps} | _mean_ms(first, gpu)
+    bsmax = {"qps": last.qps} | _mean_ms(last, gpu)
+    bsmax |= {"p99_ms": last.compute_ms.p99, "imgs_per_sec": last.images_per_s}
+    made: dict[str, Any] = {
+        "model_name": report.model_name,
+        "engine": report.engine,
+        "max_bs": last.batch,
+        "device": report.device,
+        "trtexec": {"bs1": bs1, "bsmax": bsmax},
+        "peak_gpu_streams": report.peak_streams,
+        "deepstream": {"run1": None, "run2": None},
+    }
+    if gpu and report.protocol is not None and report.protocol.clock == "host":
+        made["note"] = "gpu_mean_ms is host clock time around a synchronized run" + (
+            ", its copies included" if report.protocol.transfers else ", without copies"
+        )
+    if not gpu:
+        made["note"] = "measured on a CPU: gpu_mean_ms is null, cpu_mean_ms and peak_gpu_streams are the CPU's"
+    return made
+
+
+def _mean_ms(result: BatchResult, gpu: bool) -> dict[str, float | None]:
+    mean = result.compute_ms.mean
+    return {"gpu_mean_ms": mean} if gpu else {"gpu_mean_ms": None, "cpu_mean_ms": mean}
