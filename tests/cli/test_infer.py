@@ -15,12 +15,6 @@ import trt_engine as te
 Told = tuple[int, str, str]
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-    return tmp_path / "store"
-
-
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     value = helper.make_tensor_value_info

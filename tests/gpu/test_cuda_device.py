@@ -44,16 +44,6 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def device() -> Iterator[Any]:
-    try:
-        made = open_device("cuda:0")
-    except SetupError as error:
-        pytest.skip(f"no GPU here: {error.message}")
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def stream(device: Any) -> Iterator[Any]:
     made = device.stream()
     yield made

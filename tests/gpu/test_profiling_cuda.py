@@ -9,7 +9,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,6 @@ import pytest
 
 from gpu.ptx import SPIN
 from trt_engine.config.bench import ProfilerName
-from trt_engine.device import open_device
-from trt_engine.errors import SetupError
 from trt_engine.profiling.instruments.capture import Capture, ProfilerUnavailable, capture, instrument_status
 from trt_engine.profiling.kernels import busy_ns, kernel_rows, split_by_inference, time_breakdown
 from trt_engine.profiling.timeline import write_timeline
@@ -61,16 +59,6 @@ def test_pytorchs_profiler_keeps_the_same_promises_in_a_process_of_its_own() -> 
     done = subprocess.run(command, env=os.environ | {ASKED: "torch"}, capture_output=True, text=True)
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.fixture
-def device() -> Iterator[Any]:
-    try:
-        made = open_device("cuda:0")
-    except SetupError as error:
-        pytest.skip(f"no GPU here: {error.message}")
-    yield made
-    made.close()
 
 
 @pytest.fixture

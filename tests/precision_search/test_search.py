@@ -27,11 +27,6 @@ pytest.importorskip("PIL", reason="pillow reads the pictures")
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-
-
 @pytest.fixture
 def net(tmp_path: Path) -> Path:
     """Tells pictures by their two means. Between `first` and `last`, `fragile` reads a tensor with one channel of 1000

@@ -22,11 +22,6 @@ RUN_A_MODEL = (
 """Verbs that run a model on inputs that nobody gave them; `batch`, `validate` and `bundle` have inputs of their own."""
 
 
-@pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-
-
 @pytest.fixture
 def recogniser(tmp_path: Path) -> Path:
     """A model with a state and a rate; it runs at the rate 16000 alone, and nothing in its graph says so."""
