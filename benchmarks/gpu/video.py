@@ -177,7 +177,7 @@ def hold(bench: Bench, name: str, clip: Path, runner: Any, found: Any) -> None:
             state = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
             memory.append((psutil.Process().memory_info().rss >> 20, state))
 
-    watcher = threading.Thread(target=watch)
+    watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     with device_frames(runner.runner, vision, [str(clip)]) as frames, Decoders(frames) as decoders:
         run = play_clips(runner, vision, request, streams, bench.args.hold, seed=1, decoders=decoders)

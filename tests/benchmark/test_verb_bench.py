@@ -25,11 +25,6 @@ Made = Callable[[str], Engine]
 SHORT: dict[str, Any] = {"duration_s": 0.0, "warmup_s": 0.0, "iterations": 12}
 
 
-@pytest.fixture(autouse=True)
-def store_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-
-
 def lines(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / bench.RECORDS).read_text().splitlines()]
 
@@ -43,15 +38,15 @@ def test_an_engine_is_measured_and_the_record_kept(made: Made, tmp_path: Path, i
 
 
 def test_a_bare_model_is_built_into_the_store_and_that_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    own_store: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = write_model(tmp_path / "small.onnx")
     with caplog.at_level(logging.INFO, "trt_engine"):
         record = te.bench(model, batch=3, **SHORT)
     assert record.batch == 3
-    assert Path(record.engine).is_relative_to(tmp_path / "store")
+    assert Path(record.engine).is_relative_to(own_store)
     assert any("is a model" in text for text in caplog.messages)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx", "store"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["small.onnx"]
 
 
 def test_a_bare_model_is_built_for_the_shapes_of_the_inputs_file(tmp_path: Path) -> None:

@@ -47,7 +47,6 @@ CHOSEN = (
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     weight = numpy_helper.from_array(
         onnx.numpy_helper.to_array(helper.make_tensor("", 1, [4, 3, 3, 3], [0.1] * 108)), "w"
     )

@@ -44,7 +44,6 @@ def hostile(path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     hostile(tmp_path / "h.onnx")
     np.savez(tmp_path / "d.npz", **{f"in{FORGED}": np.zeros((4, 4), np.float32)})
     (tmp_path / "log.txt").write_text(f"&&&& RUNNING TensorRT.trtexec\n[I] === Device Information ===\n[I] {FORGED}\n")

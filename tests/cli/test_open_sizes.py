@@ -18,7 +18,6 @@ OPEN = "the batch of `images` is open and none was given"
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     shape = ["batch", 3, "height", "width"]
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("images", "y")]
     graph = helper.make_graph([helper.make_node("Relu", ["images"], ["y"])], "g", values[:1], values[1:])

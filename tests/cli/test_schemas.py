@@ -75,7 +75,6 @@ def test_every_document_that_is_made_anywhere_has_a_schema() -> None:
 @pytest.fixture
 def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Any]:
     """Run a verb with `--json`; its one document, found to fit the schema it names."""
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
 
     def say(*args: str, code: int | None = 0) -> Any:

@@ -14,8 +14,7 @@ QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "4", "--contexts
 
 
 @pytest.fixture
-def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
+def model(tmp_path: Path) -> Path:
     graph = helper.make_graph(
         [helper.make_node("Relu", ["images"], ["maps"])],
         "net",

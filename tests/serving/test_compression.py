@@ -84,6 +84,7 @@ def test_answers_are_compressed_for_clients_that_accept_it(
         request = urllib.request.Request(f"http://{server.http_address}/metrics", headers={"Accept-Encoding": accepted})
         with urllib.request.urlopen(request) as answer:
             raw = answer.read()
+        assert answer.headers["vary"] == (expected and "accept-encoding")
         assert answer.headers["content-encoding"] == expected and int(answer.headers["content-length"]) == len(raw)
         text = zlib.decompress(raw, 31 if encoding == "gzip" else 15) if expected else raw
         assert text[:99] == plain[:99].encode() and (len(raw) < len(plain) / 2) is (expected is not None)

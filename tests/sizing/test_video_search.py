@@ -113,7 +113,6 @@ def test_no_camera_in_time_is_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     pytest.importorskip("av", reason="PyAV decodes clips")
-    monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     monkeypatch.chdir(tmp_path)
     te.example("example", video=True)
     return tmp_path

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import shutil
 import sys
+import threading
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ import av
 import clips
 from cpu_kernel import compile_kernel
 
+from patience import HANG_S
 from trt_engine.config.runtime import Batching
 from trt_engine.device.host import HostDevice
 from trt_engine.errors import MemoryExhausted, UsageError
@@ -249,6 +251,17 @@ def test_memory_is_used_again_and_freed(library: Library, tmp_path: Path) -> Non
         play(clip, runner, frames, in_flight=4)
         assert runner.device.memory().total_allocations - made <= 4
     assert runner.device.memory().allocated_bytes == 0
+
+
+def test_a_frame_may_die_while_its_decoder_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = Device()
+    memory, allocate = DecoderMemory(device), device.allocate
+    dead = memory.take(8)
+    monkeypatch.setattr(device, "allocate", lambda nbytes: (memory.give_back(dead), allocate(nbytes))[1])
+    thread = threading.Thread(target=memory.take, args=(16,), daemon=True)
+    thread.start()
+    thread.join(HANG_S)
+    assert not thread.is_alive() and memory.take(8) is dead
 
 
 @pytest.mark.parametrize(

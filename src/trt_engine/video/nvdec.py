@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import importlib.util
-import threading
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,36 +35,35 @@ _FULL_RANGE = 2
 
 
 class DecoderMemory:
-    """A stream of the GPU for one decoder at a time, and memory for its frames, used again and again."""
+    """A stream of the GPU for one decoder at a time, and memory for its frames, used again and again.
+
+    It has no lock: frames give their memory back as they are destroyed, at any point of any thread.
+    """
 
     def __init__(self, device: Device) -> None:
         self.device = device
         self.stream = device.stream()
-        self._lock = threading.Lock()
         self._free: dict[int, list[Buffer]] = defaultdict(list)
         self._closed = False
 
     def take(self, nbytes: int) -> Buffer:
         """Memory that only work of this stream uses any more."""
-        with self._lock:
-            free = self._free[nbytes]
-            return free.pop() if free else self.device.allocate(nbytes)
+        free = self._free[nbytes]
+        return free.pop() if free else self.device.allocate(nbytes)  # by the decoder's thread alone
 
     def give_back(self, buffer: Buffer) -> None:
         """Take back what no work but this stream's uses."""
-        with self._lock:
-            if not self._closed:
-                self._free[buffer.nbytes].append(buffer)
-                return
-        buffer.close()
+        if self._closed:
+            buffer.close()
+        else:
+            self._free[buffer.nbytes].append(buffer)
 
     def close(self) -> None:
         """Free the memory; frames that are alive free theirs later."""
         self.stream.close()
-        with self._lock:
-            self._closed = True
-            for buffer in (buffer for free in self._free.values() for buffer in free):
-                buffer.close()
+        self._closed = True
+        for buffer in (buffer for free in self._free.values() for buffer in free):
+            buffer.close()
 
 
 class Surface:

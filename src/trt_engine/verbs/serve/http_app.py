@@ -398,7 +398,7 @@ async def _encoded(answer: Answer, encoding: bytes) -> Answer:
         return answer
     large = nbytes >= _LARGE_ANSWER
     body = await asyncio.to_thread(compress, encoding, parts) if large else compress(encoding, parts)
-    return status, [*headers, (b"content-encoding", encoding)], [body]
+    return status, [*headers, (b"content-encoding", encoding), (b"vary", b"accept-encoding")], [body]
 
 
 def _json(value: Any, status: int = 200, *, served: ServedVersion | None = None) -> Answer:
