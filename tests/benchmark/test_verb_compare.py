@@ -432,8 +432,9 @@ def test_a_slower_baseline_fails_a_rule_unless_it_is_of_the_same_engine(
     if digest == "another":
         told["side"]["record"]["engine_digest"] = digest
     kept.write_text(json.dumps(told))
-    report = run(engine, baseline=kept, fail_if=["maybe-slower:3%"], **SHORT)
-    assert [item.failed for item in report.gates] == [digest == "another"]
+    report = run(engine, baseline=kept, fail_if=["slower:3%", "maybe-slower:3%"], **SHORT)
+    certain, possible = (item.failed for item in report.gates)
+    assert possible is (digest == "another") and (certain is possible or not report.stable)
     assert ("byte for byte" in " ".join(report.warnings)) is (digest == "its own")
 
 

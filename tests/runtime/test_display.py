@@ -29,7 +29,6 @@ from trt_engine.runtime.inference_engine import InferenceEngine, InferenceResult
 
 Load = Callable[..., InferenceEngine]
 LARGEST_CELL = 20_000
-
 assert te.Store  # the first name of the package that is read says what results are shown with
 
 
