@@ -320,7 +320,7 @@ class Zoo:
         self.args, self.until = args, time.monotonic() + args.limit_s
         self.lock, self.seconds = threading.Lock(), defaultdict[str, dict[str, Any]](dict)
         self.half = args.device != "cpu"
-        for name in ("jobs", *(f"turns/{gpu}{kind}" for gpu in range(args.gpus) for kind in ("", "-search"))):
+        for name in ("jobs", *(f"turns/{gpu}{kind}" for gpu in args.gpus for kind in ("", "-search"))):
             (args.folder / name).mkdir(parents=True, exist_ok=True)
 
     def child(self, kind: str, network: str, batch: int, way: str = "", gpu: int = 0) -> dict[str, Any]:
@@ -391,7 +391,9 @@ class Zoo:
                     if cell[0] == done.result() and "convert" not in self.seconds[cell[0]]:
                         for kind, way in ways:
                             number += 1
-                            waiting.append(threads.submit(one, cell, kind, way, number % self.args.gpus))
+                            waiting.append(
+                                threads.submit(one, cell, kind, way, self.args.gpus[number % len(self.args.gpus)])
+                            )
             concurrent.futures.wait(waiting)
 
     def measure(self, cells: list[tuple[str, int]]) -> None:
@@ -403,14 +405,14 @@ class Zoo:
                 cell, {"failed": {"convert": failed["failed"]}} if failed else self.child("measure", *cell, gpu=gpu)
             )
 
-        def of_gpu(gpu: int) -> None:
-            mine = cells[gpu :: self.args.gpus]
+        def of_gpu(place: int, gpu: int) -> None:
+            mine = cells[place :: len(self.args.gpus)]
             for at in range(0, len(mine), self.args.together):
                 with concurrent.futures.ThreadPoolExecutor(self.args.together) as threads:
                     list(threads.map(lambda cell: one(cell, gpu), mine[at : at + self.args.together]))
 
-        with concurrent.futures.ThreadPoolExecutor(self.args.gpus) as threads:
-            list(threads.map(of_gpu, range(self.args.gpus)))
+        with concurrent.futures.ThreadPoolExecutor(len(self.args.gpus)) as threads:
+            list(threads.map(of_gpu, *zip(*enumerate(self.args.gpus), strict=True)))
 
     def write(self, cell: tuple[str, int], result: dict[str, Any]) -> None:
         typed = [item for item in sys.argv[1:] if "/" not in item and item not in ("--folder", "--out")]
@@ -489,7 +491,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--device", default="cuda:0", help="`cpu` tries the program out, in FP32")
-    parser.add_argument("--gpus", type=int, default=1)
+    parser.add_argument("--gpus", type=int, nargs="+", default=[0], help="their numbers")
     parser.add_argument("--only", default=",".join(NETWORKS), metavar="NAME[:BATCH],...")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16])
     parser.add_argument("--autotune", action="store_true", help="also torch.compile with max-autotune")
