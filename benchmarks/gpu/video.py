@@ -4,16 +4,19 @@
 
 Each clip is of a codec. For each network and clip `size --video` gives the number of cameras, each part's own limit and the
 efficiency: the number over the smallest of these limits. `--hold` plays 0.9 of that number for so long and notes the memory.
+PyTorch's profiler counts the bytes that a short run copies between GPU and host, beside the bytes of its frames.
 Frames prepared on the GPU are compared with those that PyAV and Pillow prepare. `--device cpu` tries the program out.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +124,7 @@ def measure(bench: Bench, name: str) -> bool:
         if report.engine and bench.on_gpu:
             with te.load(report.engine, device=args.device, contexts=policy.contexts) as runner:
                 difference(bench, name, clip, runner)
+                copies(bench, name, clip, runner, found)
                 if args.hold:
                     hold(bench, name, clip, runner, found)
     return met
@@ -153,6 +157,29 @@ def difference(bench: Bench, name: str, clip: Path, runner: Any) -> None:
         network=name, clip=clip.name, frames=count, worst_levels=worst / step, mean_levels=np.mean(means) / step
     )
     print(f"{name}, {clip.name}: {count} frames differ by at most {worst / step:.2f} levels of 255", flush=True)
+
+
+def copies(bench: Bench, name: str, clip: Path, runner: Any, found: Any) -> None:
+    """Bytes copied in each direction while a tenth of the cameras play for a second: no frame leaves the GPU."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    described, trace = describe_clip(str(clip)), bench.folder / "trace.json"
+    request = VideoRequest(found.policy, (described,), found.deadline_ms, found.late, 1.0)
+    streams = max(1, found.streams // 10)
+    with device_frames(runner.runner, vision_in(runner), [str(clip)]) as frames, Decoders(frames) as decoders:
+        play_clips(runner, vision_in(runner), request, streams, 0.5, seed=1, decoders=decoders)
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            run = play_clips(runner, vision_in(runner), request, streams, 1.0, seed=2, decoders=decoders)
+            torch.cuda.synchronize()
+    profiled.export_chrome_trace(str(trace))
+    copied: Counter[str] = Counter()
+    for event in json.loads(trace.read_bytes())["traceEvents"]:
+        if event.get("cat") == "gpu_memcpy":
+            copied[event["name"].partition(" (")[0]] += int(event["args"]["bytes"])
+    frame = described.width * described.height * 3 // 2
+    bench.write(network=name, clip=clip.name, copied_bytes=copied, frames=run.frames, frame_bytes=frame)
+    print(f"{name}, {clip.name}: {run.frames} frames of {frame} bytes; copied {dict(copied)}", flush=True)
 
 
 def vision_in(runner: Any) -> Vision:
