@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import struct
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,13 +113,17 @@ def plan_facts(plan: bytes) -> dict[str, Any]:
 
 
 def member(*names: str) -> Callable[[Any], Any]:
-    """The method answers these members of its class: `flags`, the setter `flags=`, the second slot of one `parse#1`."""
+    """The method answers these members of its class, not the one of its name: the setter `flags=`, the slot `parse#1`."""
 
     def mark(function: Any) -> Any:
         function.members = names
         return function
 
     return mark
+
+
+Answers = dict[str, Callable[[Any, Call], Any]]
+"""Member -> its answer, by the object and the call."""
 
 
 class Wide(int):
@@ -170,29 +175,17 @@ class Native:
 
 class Builder(Native):
     plain: ClassVar = {"max_threads": 1, "gpu_allocator": None, "num_DLA_cores": 0, "error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "create_network": lambda self, call: INetworkDefinition(self.world, self.logger, call.int32(0)).address,
+        "create_builder_config": lambda self, call: IBuilderConfig(self.world, self.logger).address,
+        "create_optimization_profile": lambda self, call: IOptimizationProfile(self.world, self.logger).address,
+        "get_plugin_registry": lambda self, call: self.world.registry.address,
+    }
 
-    @member("create_network")
-    def create_network(self, call: Call) -> int:
-        return INetworkDefinition(self.world, self.logger, call.int32(0)).address
-
-    @member("create_builder_config")
-    def create_builder_config(self, call: Call) -> int:
-        return IBuilderConfig(self.world, self.logger).address
-
-    @member("create_optimization_profile")
-    def create_optimization_profile(self, call: Call) -> int:
-        return IOptimizationProfile(self.world, self.logger).address
-
-    @member("get_plugin_registry")
-    def get_plugin_registry(self, call: Call) -> int:
-        return self.world.registry.address
-
-    @member("build_serialized_network")
     def build_serialized_network(self, call: Call) -> int:
         plan = self._build(call)
         return 0 if plan is None else IHostMemory(self.world, plan).address
 
-    @member("build_serialized_network_to_stream")
     def build_serialized_network_to_stream(self, call: Call) -> int:
         plan = self._build(call)
         if plan is None:
@@ -215,6 +208,13 @@ class Builder(Native):
 
 class INetworkDefinition(Native):
     plain: ClassVar = {"name": "Unnamed Network 0", "error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "num_inputs": lambda self, call: len(self.inputs),
+        "num_outputs": lambda self, call: len(self.outputs),
+        "num_layers": lambda self, call: len(self.model.graph.node) if self.model else 0,
+        "get_flag": lambda self, call: self.flag_bits >> call.int32(0) & 1,
+        "flags": lambda self, call: self.flag_bits,
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, flags: int) -> None:
         super().__init__(world, logger)
@@ -241,37 +241,14 @@ class INetworkDefinition(Native):
                 self.inputs.append(ITensor(self.world, value, is_input=True))
         self.outputs = [ITensor(self.world, value, is_input=False) for value in self.model.graph.output]
 
-    @member("num_inputs")
-    def num_inputs(self, call: Call) -> int:
-        return len(self.inputs)
-
-    @member("num_outputs")
-    def num_outputs(self, call: Call) -> int:
-        return len(self.outputs)
-
-    @member("num_layers")
-    def num_layers(self, call: Call) -> int:
-        return len(self.model.graph.node) if self.model else 0
-
-    @member("get_input")
     def get_input(self, call: Call) -> int:
         at = call.int32(0)
         return self.inputs[at].address if 0 <= at < len(self.inputs) else 0
 
-    @member("get_output")
     def get_output(self, call: Call) -> int:
         at = call.int32(0)
         return self.outputs[at].address if 0 <= at < len(self.outputs) else 0
 
-    @member("get_flag")
-    def get_flag(self, call: Call) -> int:
-        return self.flag_bits >> call.int32(0) & 1
-
-    @member("flags")
-    def flags(self, call: Call) -> int:
-        return self.flag_bits
-
-    @member("mark_weights_refittable")
     def mark_weights_refittable(self, call: Call) -> int:
         assert self.model is not None
         name = call.text(0)
@@ -282,34 +259,19 @@ class INetworkDefinition(Native):
 
 
 class ITensor(Native):
+    answers: ClassVar[Answers] = {
+        "name": lambda self, call: self.proto.name,
+        "dtype": lambda self, call: TYPES[self.proto.type.tensor_type.elem_type],
+        "shape": lambda self, call: declared(self.proto),
+        "is_shape_tensor": lambda self, call: self.proto.name in self.world.shape_tensors,
+        "is_network_input": lambda self, call: self.is_input,
+        "is_network_output": lambda self, call: not self.is_input,
+    }
+
     def __init__(self, world: ScriptedTensorRT, value: onnx.ValueInfoProto, *, is_input: bool) -> None:
         super().__init__(world)
         self.proto = value
         self.is_input = is_input
-
-    @member("name")
-    def name(self, call: Call) -> str:
-        return self.proto.name
-
-    @member("dtype")
-    def dtype(self, call: Call) -> int:
-        return TYPES[self.proto.type.tensor_type.elem_type]
-
-    @member("shape")
-    def shape(self, call: Call) -> Shape:
-        return declared(self.proto)
-
-    @member("is_shape_tensor")
-    def is_shape_tensor(self, call: Call) -> int:
-        return self.proto.name in self.world.shape_tensors
-
-    @member("is_network_input")
-    def is_network_input(self, call: Call) -> int:
-        return self.is_input
-
-    @member("is_network_output")
-    def is_network_output(self, call: Call) -> int:
-        return not self.is_input
 
 
 class IOptimizationProfile(Native):
@@ -320,7 +282,6 @@ class IOptimizationProfile(Native):
         self.shapes: dict[str, list[Shape]] = {}
         self.shape_values: dict[str, list[list[int]]] = {}
 
-    @member("set_shape")
     def set_shape(self, call: Call) -> int:
         """Called three times for each `set_shape` of Python: smallest, usual, largest."""
         spans = self.shapes.setdefault(call.text(0), [(), (), ()])
@@ -330,12 +291,10 @@ class IOptimizationProfile(Native):
             not a or not b or all(x <= y for x, y in zip(a, b, strict=True)) for a, b in ((low, best), (best, high))
         )
 
-    @member("get_shape")
     def get_shape(self, call: Call) -> Shape | None:
         spans = self.shapes.get(call.text(0))
         return spans[call.int32(1)] if spans else None
 
-    @member("set_shape_input")
     def set_shape_input(self, call: Call) -> int:
         """Values of a shape tensor, 32 or 64 bits wide by release."""
         kind = ctypes.c_int64 if self.world.wide_values else ctypes.c_int32
@@ -361,6 +320,19 @@ class IBuilderConfig(Native):
         "max_num_tactics": -1, "tiling_optimization_level": 0, "l2_limit_for_tiling": Wide(-1), "build_route": "",
         "progress_monitor": None, "engine_capability": 0, "profile_stream": None, "remote_auto_tuning_config": "",
     }  # fmt: skip
+    answers: ClassVar[Answers] = {
+        "get_flag": lambda self, call: self.flag_bits >> call.int32(0) & 1,
+        "flags": lambda self, call: self.flag_bits,
+        "num_compute_capabilities": lambda self, call: len(self.targets),
+        "get_compute_capability": lambda self, call: self.targets[call.int32(0)],
+        "get_memory_pool_limit": lambda self, call: self.pools.get(call.int32(0), self._default(call.int32(0))),
+        "num_optimization_profiles": lambda self, call: len(self.profiles),
+        "get_timing_cache": lambda self, call: self.cache.address if self.cache else 0,
+        "get_tactic_sources": lambda self, call: self.sources,
+        "get_preview_feature": lambda self, call: self.previews.get(call.int32(0), False),
+        "plugins_to_serialize#0": lambda self, call: len(self.serialized_plugins),
+        "plugins_to_serialize#1": lambda self, call: self.serialized_plugins[call.int32(0)],
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int) -> None:
         super().__init__(world, logger)
@@ -394,68 +366,38 @@ class IBuilderConfig(Native):
             return 1 << 29
         return self.world.gpu.memory_bytes
 
-    @member("set_flag")
     def set_flag(self, call: Call) -> int:
         self.flag_bits |= 1 << call.int32(0)
         return 0
 
-    @member("clear_flag")
     def clear_flag(self, call: Call) -> int:
         self.flag_bits &= ~(1 << call.int32(0))
         return 0
-
-    @member("get_flag")
-    def get_flag(self, call: Call) -> int:
-        return self.flag_bits >> call.int32(0) & 1
-
-    @member("flags")
-    def flags(self, call: Call) -> int:
-        return self.flag_bits
 
     @member("flags=")
     def set_flags(self, call: Call) -> int:
         self.flag_bits = call.int32(0)
         return 0
 
-    @member("num_compute_capabilities")
-    def num_compute_capabilities(self, call: Call) -> int:
-        return len(self.targets)
-
     @member("num_compute_capabilities=")
     def set_num_compute_capabilities(self, call: Call) -> int:
         self.targets = [0] * call.int32(0)
         return 1
 
-    @member("set_compute_capability")
     def set_compute_capability(self, call: Call) -> int:
         if not 0 <= call.int32(1) < len(self.targets):
             return 0
         self.targets[call.int32(1)] = call.int32(0)
         return 1
 
-    @member("get_compute_capability")
-    def get_compute_capability(self, call: Call) -> int:
-        return self.targets[call.int32(0)]
-
-    @member("set_memory_pool_limit")
     def set_memory_pool_limit(self, call: Call) -> int:
         self.pools[call.int32(0)] = call.address(1)
         return 0
 
-    @member("get_memory_pool_limit")
-    def get_memory_pool_limit(self, call: Call) -> int:
-        return self.pools.get(call.int32(0), self._default(call.int32(0)))
-
-    @member("add_optimization_profile")
     def add_optimization_profile(self, call: Call) -> int:
         self.profiles.append(self.world.known(call.address(0)))
         return len(self.profiles) - 1
 
-    @member("num_optimization_profiles")
-    def num_optimization_profiles(self, call: Call) -> int:
-        return len(self.profiles)
-
-    @member("create_timing_cache")
     def create_timing_cache(self, call: Call) -> int:
         raw = ctypes.string_at(call.address(0), call.address(1)) if call.address(1) else b""
         entries = self.world.read_cache(raw)
@@ -464,7 +406,6 @@ class IBuilderConfig(Native):
             return 0
         return ITimingCache(self.world, self.logger, entries, self.world.cache_device(raw)).address
 
-    @member("set_timing_cache")
     def set_timing_cache(self, call: Call) -> int:
         cache = self.world.known(call.address(0))
         if cache.device != self.world.gpu.name and not call.flag(1):
@@ -473,29 +414,14 @@ class IBuilderConfig(Native):
         self.cache = cache
         return 1
 
-    @member("get_timing_cache")
-    def get_timing_cache(self, call: Call) -> int:
-        return self.cache.address if self.cache else 0
-
-    @member("set_tactic_sources")
     def set_tactic_sources(self, call: Call) -> int:
         self.sources = call.address(0) & 0xFFFFFFFF
         return 1
 
-    @member("get_tactic_sources")
-    def get_tactic_sources(self, call: Call) -> int:
-        return self.sources
-
-    @member("set_preview_feature")
     def set_preview_feature(self, call: Call) -> int:
         self.previews[call.int32(0)] = call.flag(1)
         return 0
 
-    @member("get_preview_feature")
-    def get_preview_feature(self, call: Call) -> int:
-        return self.previews.get(call.int32(0), False)
-
-    @member("all_build_routes")
     def all_build_routes(self, call: Call) -> str:
         option = {"option": "fusion", "allowed_values": ["on", "off"], "default_value": "on", "help": "fuse"}
         return json.dumps({"tuner_version": "1", "tuner_options": [option]})
@@ -508,14 +434,6 @@ class IBuilderConfig(Native):
             return 0
         self.values["build_route"] = text
         return 1
-
-    @member("plugins_to_serialize#0")
-    def plugins_to_serialize(self, call: Call) -> int:
-        return len(self.serialized_plugins)
-
-    @member("plugins_to_serialize#1")
-    def plugin_to_serialize(self, call: Call) -> str:
-        return self.serialized_plugins[call.int32(0)]
 
     @member("plugins_to_serialize=")
     def set_plugins_to_serialize(self, call: Call) -> int:
@@ -530,12 +448,10 @@ class ITimingCache(Native):
         self.entries = entries
         self.device = device
 
-    @member("serialize")
     def serialize(self, call: Call) -> int:
         raw = json.dumps({"version": self.world.version_text, "device": self.device, "entries": self.entries}).encode()
         return IHostMemory(self.world, raw).address
 
-    @member("combine")
     def combine(self, call: Call) -> int:
         other = self.world.known(call.address(0))
         if other.device != self.device and not call.flag(1):
@@ -543,33 +459,30 @@ class ITimingCache(Native):
         self.entries = other.entries | self.entries
         return 1
 
-    @member("reset")
     def reset(self, call: Call) -> int:
         self.entries = {}
         return 1
 
 
 class IHostMemory(Native):
+    answers: ClassVar[Answers] = {
+        "nbytes": lambda self, call: len(self.raw),
+        "dtype": lambda self, call: TYPES[TensorProto.UINT8],
+        "data": lambda self, call: self.held,
+    }
+
     def __init__(self, world: ScriptedTensorRT, raw: bytes) -> None:
         super().__init__(world)
         self.raw = raw
         self.held = world.puppet.keep(raw)
 
-    @member("nbytes")
-    def nbytes(self, call: Call) -> int:
-        return len(self.raw)
-
-    @member("dtype")
-    def dtype(self, call: Call) -> int:
-        return TYPES[TensorProto.UINT8]
-
-    @member("data")
-    def data(self, call: Call) -> int:
-        return self.held
-
 
 class OnnxParser(Native):
     plain: ClassVar = {"flags": 0}
+    answers: ClassVar[Answers] = {
+        "num_errors": lambda self, call: len(self.errors),
+        "get_error": lambda self, call: self.errors[call.int32(0)].address,
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, network: INetworkDefinition) -> None:
         super().__init__(world, logger)
@@ -577,12 +490,10 @@ class OnnxParser(Native):
         self.errors: list[IParserError] = []
         self.config = 0
 
-    @member("parse")
     def parse(self, call: Call) -> int:
         raw = ctypes.string_at(call.address(0), call.address(1))
         return self._parse(raw, self.world.model_path(call, 2))
 
-    @member("parse_from_file")
     def parse_from_file(self, call: Call) -> int:
         path = Path(call.text(0))
         return self._parse(path.read_bytes(), path) if path.is_file() else self._fail(0, None, f"no file {path}")
@@ -622,75 +533,47 @@ class OnnxParser(Native):
         self.errors.append(IParserError(self.world, at, node, text))
         return 0
 
-    @member("num_errors")
-    def num_errors(self, call: Call) -> int:
-        return len(self.errors)
-
-    @member("get_error")
-    def get_error(self, call: Call) -> int:
-        return self.errors[call.int32(0)].address
-
-    @member("clear_errors")
     def clear_errors(self, call: Call) -> int:
         self.errors = []
         return 0
 
-    @member("set_builder_config")
     def set_builder_config(self, call: Call) -> int:
         self.config = call.address(0)
         return 1
 
-    @member("get_used_vc_plugin_libraries")
     def get_used_vc_plugin_libraries(self, call: Call) -> int:
         ctypes.c_int64.from_address(call.address(0)).value = 0
         return 0
 
 
 class IParserError(Native):
+    answers: ClassVar[Answers] = {
+        "desc": lambda self, call: self.text,
+        "file": lambda self, call: "ModelImporter.cpp",
+        "line": lambda self, call: 948,
+        "func": lambda self, call: "parseNode",
+        "node": lambda self, call: self.at,
+        "node_name": lambda self, call: self.proto.name if self.proto else "",
+        "node_operator": lambda self, call: self.proto.op_type if self.proto else "",
+        "local_function_stack": lambda self, call: 0,
+        "local_function_stack_size": lambda self, call: 0,
+    }
+
     def __init__(self, world: ScriptedTensorRT, at: int, node: onnx.NodeProto | None, text: str) -> None:
         super().__init__(world)
         self.at, self.proto, self.text = at, node, text
 
-    @member("code")
     def code(self, call: Call) -> int:
         codes = self.world.trt.ErrorCode
         return int(codes.UNSUPPORTED_NODE if self.proto is not None else codes.MODEL_DESERIALIZE_FAILED)
 
-    @member("desc")
-    def desc(self, call: Call) -> str:
-        return self.text
-
-    @member("file")
-    def file(self, call: Call) -> str:
-        return "ModelImporter.cpp"
-
-    @member("line")
-    def line(self, call: Call) -> int:
-        return 948
-
-    @member("func")
-    def func(self, call: Call) -> str:
-        return "parseNode"
-
-    @member("node")
-    def node(self, call: Call) -> int:
-        return self.at
-
-    @member("node_name")
-    def node_name(self, call: Call) -> str:
-        return self.proto.name if self.proto else ""
-
-    @member("node_operator")
-    def node_operator(self, call: Call) -> str:
-        return self.proto.op_type if self.proto else ""
-
-    @member("local_function_stack", "local_function_stack_size")
-    def local_function_stack(self, call: Call) -> int:
-        return 0
-
 
 class IPluginRegistry(Native):
     plain: ClassVar = {"parent_search_enabled": True, "error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "deregister_library": lambda self, call: 0,
+        "get_creator": lambda self, call: 0,
+    }
 
     def __init__(self, world: ScriptedTensorRT) -> None:
         super().__init__(world)
@@ -698,7 +581,6 @@ class IPluginRegistry(Native):
         """Operators a loaded library brings."""
         self.libraries: dict[str, int] = {}
 
-    @member("load_library")
     def load_library(self, call: Call) -> int:
         """Beside a library of the test lies a text file that lists its operators."""
         path = Path(call.text(0))
@@ -708,17 +590,9 @@ class IPluginRegistry(Native):
         self.names |= set(listed.read_text().split())
         return self.libraries.setdefault(str(path), self.world.puppet.keep(b"handle"))
 
-    @member("deregister_library")
-    def deregister_library(self, call: Call) -> int:
-        return 0
-
     @member("all_creators", "all_creators_recursive")
     def all_creators(self, call: Call) -> int:
         ctypes.c_int32.from_address(call.address(0)).value = 0
-        return 0
-
-    @member("get_creator")
-    def get_creator(self, call: Call) -> int:
         return 0
 
 
@@ -901,6 +775,10 @@ class Runtime(Native):
         "engine_host_code_allowed": False, "gpu_allocator": None, "max_threads": 1, "DLA_core": -1, "num_DLA_cores": 0,
         "error_recorder": None, "temporary_directory": "", "tempfile_control_flags": 0, "defer_weights_loading": False,
     }  # fmt: skip
+    answers: ClassVar[Answers] = {
+        "get_plugin_registry": lambda self, call: self.world.registry.address,
+        "engine_header_size": lambda self, call: 64,
+    }
 
     def __init__(
         self, world: ScriptedTensorRT, logger: int, lean_of: str | None = None, parent: Runtime | None = None
@@ -908,11 +786,6 @@ class Runtime(Native):
         super().__init__(world, logger)
         self.lean_of, self.parent = lean_of, parent
 
-    @member("get_plugin_registry")
-    def get_plugin_registry(self, call: Call) -> int:
-        return self.world.registry.address
-
-    @member("load_runtime")
     def load_runtime(self, call: Call) -> int:
         """A lean runtime of the test is a text file with a version."""
         path = Path(call.text(0))
@@ -955,11 +828,6 @@ class Runtime(Native):
         engine.alive = engine.deferred or engine.hold()
         return engine.address if engine.alive else 0
 
-    @member("engine_header_size")
-    def engine_header_size(self, call: Call) -> int:
-        return 64
-
-    @member("get_engine_validity")
     def get_engine_validity(self, call: Call) -> int:
         from bindings import scripted_rtx
 
@@ -980,6 +848,47 @@ class Runtime(Native):
 
 class ICudaEngine(Native):
     plain: ClassVar = {"error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "weights_loaded": lambda self, call: not self.deferred,
+        "name": lambda self, call: self.model.graph.name,
+        "num_io_tensors": lambda self, call: len(self.names),
+        "num_layers": lambda self, call: len(layers_of(self)),
+        "num_optimization_profiles": lambda self, call: max(len(self.facts["profiles"]), 1),
+        "num_aux_streams": lambda self, call: self.facts["aux_streams"],
+        "get_tensor_name": lambda self, call: self.names[call.int32(0)],
+        "get_tensor_location": lambda self, call: 1 if call.text(0) in self.world.shape_tensors else 0,
+        "is_shape_inference_io": lambda self, call: call.text(0) in self.world.shape_tensors,
+        "get_tensor_format": lambda self, call: 0,
+        "get_tensor_vectorized_dim": lambda self, call: -1,
+        "get_tensor_bytes_per_component": lambda self, call: -1,
+        "get_tensor_components_per_element": lambda self, call: 1,
+        "get_tensor_format_desc": lambda self, call: "Row major linear format (kLINEAR)",
+        "device_memory_size": lambda self, call: max(
+            self.activation_bytes(index) for index in range(max(len(self.facts["profiles"]), 1))
+        ),
+        "device_memory_size_v2": lambda self, call: max(
+            self.activation_bytes(index) for index in range(max(len(self.facts["profiles"]), 1))
+        ),
+        "get_device_memory_size_for_profile": lambda self, call: self.activation_bytes(call.int32(0)),
+        "get_device_memory_size_for_profile_v2": lambda self, call: self.activation_bytes(call.int32(0)),
+        "refittable": lambda self, call: any(name.startswith("REFIT") for name in self.facts["flags"]),
+        "streamable_weights_size": lambda self, call: (
+            self.weights_bytes if "WEIGHT_STREAMING" in self.facts["flags"] else 0
+        ),
+        "weight_streaming_budget": lambda self, call: self.budget,
+        "weight_streaming_budget_v2": lambda self, call: self.budget,
+        "get_weight_streaming_automatic_budget": lambda self, call: self.weights_bytes // 2,
+        "weight_streaming_scratch_memory_size": lambda self, call: 256 if self.budget < self.weights_bytes else 0,
+        "hardware_compatibility_level": lambda self, call: int(
+            getattr(self.world.trt.HardwareCompatibilityLevel, self.facts["hardware_compatibility"])
+        ),
+        "profiling_verbosity": lambda self, call: int(
+            getattr(self.world.trt.ProfilingVerbosity, self.facts["verbosity"])
+        ),
+        "engine_capability": lambda self, call: 0,
+        "tactic_sources": lambda self, call: 0,
+        "create_engine_inspector": lambda self, call: EngineInspector(self.world, self.logger, self).address,
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, facts: dict[str, Any], runtime: Runtime) -> None:
         super().__init__(world, logger)
@@ -1015,11 +924,6 @@ class ICudaEngine(Native):
         if address:
             self.world.release(self.runtime.values["gpu_allocator"], address)
 
-    @member("weights_loaded")
-    def weights_loaded(self, call: Call) -> int:
-        return not self.deferred
-
-    @member("load_weights")
     def load_weights(self, call: Call) -> int:
         facts = plan_facts(ctypes.string_at(call.address(0), call.address(1)))
         if not self.deferred or facts["model"] != self.facts["model"] or not self.hold():
@@ -1034,80 +938,23 @@ class ICudaEngine(Native):
     def proto(self, name: str) -> onnx.ValueInfoProto | None:
         return self.inputs.get(name) or self.outputs.get(name)
 
-    @member("name")
-    def name(self, call: Call) -> str:
-        return self.model.graph.name
-
-    @member("num_io_tensors")
-    def num_io_tensors(self, call: Call) -> int:
-        return len(self.names)
-
-    @member("num_layers")
-    def num_layers(self, call: Call) -> int:
-        return len(layers_of(self))
-
-    @member("num_optimization_profiles")
-    def num_optimization_profiles(self, call: Call) -> int:
-        return max(len(self.facts["profiles"]), 1)
-
-    @member("num_aux_streams")
-    def num_aux_streams(self, call: Call) -> int:
-        return self.facts["aux_streams"]
-
-    @member("get_tensor_name")
-    def get_tensor_name(self, call: Call) -> str:
-        return self.names[call.int32(0)]
-
-    @member("get_tensor_mode")
     def get_tensor_mode(self, call: Call) -> int:
         name = call.text(0)
         return INPUT if name in self.inputs else OUTPUT if name in self.outputs else 0
 
-    @member("get_tensor_dtype")
     def get_tensor_dtype(self, call: Call) -> int:
         proto = self.proto(call.text(0))
         return TYPES[proto.type.tensor_type.elem_type] if proto is not None else 0
 
-    @member("get_tensor_shape")
     def get_tensor_shape(self, call: Call) -> Shape | None:
         proto = self.proto(call.text(0))
         return declared(proto) if proto is not None else None
 
-    @member("get_tensor_location")
-    def get_tensor_location(self, call: Call) -> int:
-        return 1 if call.text(0) in self.world.shape_tensors else 0
-
-    @member("is_shape_inference_io")
-    def is_shape_inference_io(self, call: Call) -> int:
-        return call.text(0) in self.world.shape_tensors
-
-    @member("get_tensor_format")
-    def get_tensor_format(self, call: Call) -> int:
-        return 0
-
-    @member("get_tensor_vectorized_dim")
-    def get_tensor_vectorized_dim(self, call: Call) -> int:
-        return -1
-
-    @member("get_tensor_bytes_per_component")
-    def get_tensor_bytes_per_component(self, call: Call) -> int:
-        return -1
-
-    @member("get_tensor_components_per_element")
-    def get_tensor_components_per_element(self, call: Call) -> int:
-        return 1
-
-    @member("get_tensor_format_desc")
-    def get_tensor_format_desc(self, call: Call) -> str:
-        return "Row major linear format (kLINEAR)"
-
-    @member("get_tensor_profile_shape")
     def get_tensor_profile_shape(self, call: Call) -> Shape | None:
         name, index = call.text(0), call.int32(1)
         spans = self.span(name, index)
         return spans[call.int32(2)] if spans else None
 
-    @member("get_tensor_profile_values")
     def get_tensor_profile_values(self, call: Call) -> int:
         values = self.facts["shape_values"][call.int32(1)].get(call.text(0))
         if values is None:
@@ -1124,29 +971,9 @@ class ICudaEngine(Native):
         given = profiles[index].get(name) if index < len(profiles) else None
         return [tuple(item) for item in given] if given else [declared(self.inputs[name])] * 3
 
-    @member("device_memory_size", "device_memory_size_v2")
-    def device_memory_size(self, call: Call) -> int:
-        return max(self.activation_bytes(index) for index in range(max(len(self.facts["profiles"]), 1)))
-
-    @member("get_device_memory_size_for_profile", "get_device_memory_size_for_profile_v2")
-    def get_device_memory_size_for_profile(self, call: Call) -> int:
-        return self.activation_bytes(call.int32(0))
-
     def activation_bytes(self, profile: int) -> int:
         """As many bytes as the inputs of the largest shapes, twice."""
         return sum(8 * math.prod(self.span(name, profile)[2]) for name in self.inputs) // 256 * 256 + 256  # type: ignore[index]
-
-    @member("refittable")
-    def refittable(self, call: Call) -> int:
-        return any(name.startswith("REFIT") for name in self.facts["flags"])
-
-    @member("streamable_weights_size")
-    def streamable_weights_size(self, call: Call) -> int:
-        return self.weights_bytes if "WEIGHT_STREAMING" in self.facts["flags"] else 0
-
-    @member("weight_streaming_budget", "weight_streaming_budget_v2")
-    def weight_streaming_budget(self, call: Call) -> int:
-        return self.budget
 
     @member("weight_streaming_budget=", "weight_streaming_budget_v2=")
     def set_weight_streaming_budget(self, call: Call) -> int:
@@ -1157,30 +984,6 @@ class ICudaEngine(Native):
             return 0
         self.budget = min(call.int64(0), self.weights_bytes)
         return 1
-
-    @member("get_weight_streaming_automatic_budget")
-    def get_weight_streaming_automatic_budget(self, call: Call) -> int:
-        return self.weights_bytes // 2
-
-    @member("weight_streaming_scratch_memory_size")
-    def weight_streaming_scratch_memory_size(self, call: Call) -> int:
-        return 256 if self.budget < self.weights_bytes else 0
-
-    @member("hardware_compatibility_level")
-    def hardware_compatibility_level(self, call: Call) -> int:
-        return int(getattr(self.world.trt.HardwareCompatibilityLevel, self.facts["hardware_compatibility"]))
-
-    @member("profiling_verbosity")
-    def profiling_verbosity(self, call: Call) -> int:
-        return int(getattr(self.world.trt.ProfilingVerbosity, self.facts["verbosity"]))
-
-    @member("engine_capability", "tactic_sources")
-    def zero(self, call: Call) -> int:
-        return 0
-
-    @member("create_engine_inspector")
-    def create_engine_inspector(self, call: Call) -> int:
-        return EngineInspector(self.world, self.logger, self).address
 
     @member("create_execution_context#0")
     def create_execution_context(self, call: Call) -> int:
@@ -1204,13 +1007,11 @@ class ICudaEngine(Native):
             scripted_rtx.compile_kernels(context, None)
         return context.address if context.alive else 0
 
-    @member("create_runtime_config")
     def create_runtime_config(self, call: Call) -> int:
         from bindings import scripted_rtx
 
         return scripted_rtx.IRuntimeConfig(self.world, self.logger, self).address
 
-    @member("serialize")
     def serialize(self, call: Call) -> int:
         facts = {name: value for name, value in self.facts.items() if name != "model"}
         return IHostMemory(self.world, plan_bytes(self.world.version, facts, self.facts["model"])).address
@@ -1221,6 +1022,16 @@ class IExecutionContext(Native):
         "enqueue_emits_profile": True, "profiler": None, "persistent_cache_limit": Wide(0), "name": "", "debug_sync": False,
         "nvtx_verbosity": 1, "error_recorder": None, "temporary_allocator": None,
     }  # fmt: skip
+    answers: ClassVar[Answers] = {
+        "engine": lambda self, call: self.engine.address,
+        "active_optimization_profile": lambda self, call: self.profile,
+        "all_binding_shapes_specified": lambda self, call: 0,
+        "get_tensor_address": lambda self, call: self.addresses.get(call.text(0), 0),
+        "update_device_memory_size_for_shapes": lambda self, call: (
+            sum(8 * math.prod(shape) for shape in self.shapes.values()) // 256 * 256 + 256
+        ),
+        "report_to_profiler": lambda self, call: self._profile(),
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, engine: ICudaEngine, strategy: int) -> None:
         super().__init__(world, logger)
@@ -1258,15 +1069,6 @@ class IExecutionContext(Native):
         if self.scratch:
             self.world.release(self.engine.runtime.values["gpu_allocator"], self.scratch)
 
-    @member("engine")
-    def get_engine(self, call: Call) -> int:
-        return self.engine.address
-
-    @member("active_optimization_profile")
-    def active_optimization_profile(self, call: Call) -> int:
-        return self.profile
-
-    @member("set_optimization_profile_async")
     def set_optimization_profile_async(self, call: Call) -> int:
         index = call.int32(0)
         if not 0 <= index < max(len(self.engine.facts["profiles"]), 1):
@@ -1280,7 +1082,6 @@ class IExecutionContext(Native):
                 self.shapes.pop(name, None)
         return 1
 
-    @member("set_input_shape")
     def set_input_shape(self, call: Call) -> int:
         name, shape = call.text(0), call.dims(1)
         spans = self.engine.span(name, self.profile)
@@ -1298,7 +1099,6 @@ class IExecutionContext(Native):
         self.shapes[name] = shape
         return 1
 
-    @member("get_tensor_shape")
     def get_tensor_shape(self, call: Call) -> Shape | None:
         name = call.text(0)
         if name in self.engine.inputs:
@@ -1317,18 +1117,12 @@ class IExecutionContext(Native):
         )
         return shapes_of(self.engine.model, tuple(sorted(self.shapes.items())), known)
 
-    @member("infer_shapes")
     def infer_shapes(self, call: Call) -> int:
         missing = [name for name in self.engine.inputs if name not in self.shapes]
         for at, name in enumerate(missing[: call.int32(0)]):
             ctypes.c_uint64.from_address(call.address(1) + 8 * at).value = self.world.puppet.keep(name.encode())
         return len(missing)
 
-    @member("all_binding_shapes_specified")
-    def all_binding_shapes_specified(self, call: Call) -> int:
-        return 0
-
-    @member("get_max_output_size")
     def get_max_output_size(self, call: Call) -> int:
         proto = self.engine.outputs[call.text(0)]
         elements = max(math.prod(shape) for shape in self.shapes.values())
@@ -1345,18 +1139,12 @@ class IExecutionContext(Native):
         self.addresses[name] = call.address(1)
         return 1
 
-    @member("get_tensor_address")
-    def get_tensor_address(self, call: Call) -> int:
-        return self.addresses.get(call.text(0), 0)
-
-    @member("set_output_allocator")
     def set_output_allocator(self, call: Call) -> int:
         if call.text(0) not in self.engine.outputs:
             return 0
         self.allocators[call.text(0)] = call.address(1)
         return 1
 
-    @member("set_device_memory")
     def set_device_memory(self, call: Call) -> int:
         self.given = (call.address(0), call.int64(1))
         return 0
@@ -1365,14 +1153,6 @@ class IExecutionContext(Native):
     def set_device_memory_alone(self, call: Call) -> int:
         self.given = (call.address(0), 1 << 62)
         return 0
-
-    @member("update_device_memory_size_for_shapes")
-    def update_device_memory_size_for_shapes(self, call: Call) -> int:
-        return sum(8 * math.prod(shape) for shape in self.shapes.values()) // 256 * 256 + 256
-
-    @member("report_to_profiler")
-    def report_to_profiler(self, call: Call) -> int:
-        return self._profile()
 
     def _profile(self) -> int:
         """`report_layer_time` of the user's profiler, for each layer. Its slot moved when the class became versioned."""
@@ -1389,7 +1169,6 @@ class IExecutionContext(Native):
             )
         return 1
 
-    @member("execute_async_v3")
     def execute_async_v3(self, call: Call) -> int:
         if (refusal := self._refusal()) is not None:
             self.say("ERROR", f"IExecutionContext::enqueueV3: Error Code 3: API Usage Error ({refusal})")
@@ -1439,7 +1218,6 @@ class IExecutionContext(Native):
         if eager and not capturing:
             scripted_rtx.compile_kernels(self, self.shapes)
 
-    @member("is_stream_capturable")
     def is_stream_capturable(self, call: Call) -> int:
         self.world.stream(call.address(0))
         return self.world.capturable
@@ -1499,19 +1277,17 @@ class IExecutionContext(Native):
 
 class EngineInspector(Native):
     plain: ClassVar = {"execution_context": None, "error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "get_layer_information": lambda self, call: json.dumps(layers_of(self.engine)[call.int32(0)]),
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, engine: ICudaEngine) -> None:
         super().__init__(world, logger)
         self.engine = engine
 
-    @member("get_engine_information")
     def get_engine_information(self, call: Call) -> str:
         layers = layers_of(self.engine)
         return json.dumps(self._document(layers))
-
-    @member("get_layer_information")
-    def get_layer_information(self, call: Call) -> str:
-        return json.dumps(layers_of(self.engine)[call.int32(0)])
 
     def _document(self, layers: list[dict[str, Any]]) -> dict[str, Any]:
         verbosity = self.engine.facts["verbosity"]
@@ -1531,6 +1307,9 @@ class EngineInspector(Native):
 
 class Refitter(Native):
     plain: ClassVar = {"weights_validation": True, "max_threads": 1, "error_recorder": None}
+    answers: ClassVar[Answers] = {
+        "release_refit_resources": lambda self, call: 1,
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, engine: ICudaEngine) -> None:
         super().__init__(world, logger)
@@ -1559,23 +1338,22 @@ class Refitter(Native):
         self.engine.refitted = True
         return 1
 
-    @member("release_refit_resources")
-    def release_refit_resources(self, call: Call) -> int:
-        return 1
-
 
 class OnnxParserRefitter(Native):
+    answers: ClassVar[Answers] = {
+        "num_errors": lambda self, call: len(self.errors),
+        "get_error": lambda self, call: self.errors[call.int32(0)].address,
+    }
+
     def __init__(self, world: ScriptedTensorRT, logger: int, refitter: Refitter) -> None:
         super().__init__(world, logger)
         self.refitter = refitter
         self.errors: list[IParserError] = []
 
-    @member("refit_from_bytes")
     def refit_from_bytes(self, call: Call) -> int:
         raw = ctypes.string_at(call.address(0), call.address(1))
         return self._refit(raw, self.world.model_path(call, 2))
 
-    @member("refit_from_file")
     def refit_from_file(self, call: Call) -> int:
         path = Path(call.text(0))
         return self._refit(path.read_bytes(), path)
@@ -1594,14 +1372,6 @@ class OnnxParserRefitter(Native):
                     return 0
                 self.refitter.given[item.name] = item
         return 1
-
-    @member("num_errors")
-    def num_errors(self, call: Call) -> int:
-        return len(self.errors)
-
-    @member("get_error")
-    def get_error(self, call: Call) -> int:
-        return self.errors[call.int32(0)].address
 
 
 CLASSES: tuple[type[Native], ...] = (
@@ -1875,10 +1645,12 @@ class ScriptedTensorRT:
 def _answer(kind: type[Native], short: str, which: int) -> Callable[[Any, Call], Any] | None:
     """What answers one slot of a member: a method marked for it, or a plain property."""
     for base in kind.__mro__:
-        for function in vars(base).values():
-            names = getattr(function, "members", ())
-            if short in names or f"{short}#{which}" in names:
-                return function
+        answers = dict(vars(base).get("answers", {}))
+        for name, function in vars(base).items():
+            if isinstance(function, types.FunctionType):
+                answers |= dict.fromkeys(getattr(function, "members", (name,)), function)
+        if (found := answers.get(short) or answers.get(f"{short}#{which}")) is not None:
+            return found
     name = short.rstrip("=")
     if name in kind.plain:
         if short.endswith("="):

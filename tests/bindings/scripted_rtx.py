@@ -14,7 +14,7 @@ import zlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from bindings.puppet import Call
-from bindings.scripted import ICudaEngine, IExecutionContext, IHostMemory, Native, ScriptedTensorRT, Shape, member
+from bindings.scripted import Answers, ICudaEngine, IExecutionContext, IHostMemory, Native, ScriptedTensorRT, Shape
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -59,6 +59,11 @@ def validity(world: ScriptedTensorRT, raw: bytes) -> tuple[int, int]:
 
 class IRuntimeConfig(Native):
     plain: ClassVar = {"cuda_graph_strategy": 0, "dynamic_shapes_kernel_specialization_strategy": 0}
+    answers: ClassVar[Answers] = {
+        "get_execution_context_allocation_strategy": lambda self, call: self.allocation,
+        "create_runtime_cache": lambda self, call: IRuntimeCache(self.world, self.logger).address,
+        "get_runtime_cache": lambda self, call: self.cache.address if self.cache else 0,
+    }
 
     def __init__(self, world: ScriptedTensorRT, logger: int, engine: ICudaEngine) -> None:
         super().__init__(world, logger)
@@ -66,27 +71,13 @@ class IRuntimeConfig(Native):
         self.allocation = 0
         self.cache: IRuntimeCache | None = None
 
-    @member("set_execution_context_allocation_strategy")
     def set_execution_context_allocation_strategy(self, call: Call) -> int:
         self.allocation = call.int32(0)
         return 0
 
-    @member("get_execution_context_allocation_strategy")
-    def get_execution_context_allocation_strategy(self, call: Call) -> int:
-        return self.allocation
-
-    @member("create_runtime_cache")
-    def create_runtime_cache(self, call: Call) -> int:
-        return IRuntimeCache(self.world, self.logger).address
-
-    @member("set_runtime_cache")
     def set_runtime_cache(self, call: Call) -> int:
         self.cache = self.world.known(call.address(0))
         return 1
-
-    @member("get_runtime_cache")
-    def get_runtime_cache(self, call: Call) -> int:
-        return self.cache.address if self.cache else 0
 
 
 class IRuntimeCache(Native):
@@ -99,12 +90,10 @@ class IRuntimeCache(Native):
     def environment(self) -> list[str]:
         return [self.world.version_text, self.world.gpu.name]
 
-    @member("serialize")
     def serialize(self, call: Call) -> int:
         document = {"environment": self.environment(), "kernels": sorted(self.kernels)}
         return IHostMemory(self.world, json.dumps(document).encode()).address
 
-    @member("deserialize")
     def deserialize(self, call: Call) -> int:
         try:
             document = json.loads(ctypes.string_at(call.address(0), call.address(1)))
@@ -116,7 +105,6 @@ class IRuntimeCache(Native):
         self.kernels |= set(document["kernels"])
         return 1
 
-    @member("reset")
     def reset(self, call: Call) -> int:
         self.kernels = set()
         return 1
