@@ -23,12 +23,12 @@ from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.sources import detect_source
 from trt_engine.conversion.tensorflow.tensorflow_source import (
+    PYTHON,
     TensorFlowOptions,
     export_opened,
     export_tensorflow,
     open_source,
 )
-from trt_engine.conversion.tensorflow.worker_process import PYTHON
 from trt_engine.errors import FeedError, ModelError, SetupError, UsageError
 from trt_engine.graph import walk
 

@@ -23,8 +23,7 @@ from patience import HANG_S, text_of, until
 from trt_engine.conversion.axes import parse_dynamic
 from trt_engine.conversion.examples import parse_inputs
 from trt_engine.conversion.sources import Source
-from trt_engine.conversion.tensorflow.tensorflow_source import TensorFlowOptions, export_tensorflow, open_source
-from trt_engine.conversion.tensorflow.worker_process import PYTHON
+from trt_engine.conversion.tensorflow.tensorflow_source import PYTHON, TensorFlowOptions, export_tensorflow, open_source
 from trt_engine.errors import FeedError, MemoryExhausted, ModelError, SetupError, UsageError
 
 SPEC = importlib.util.find_spec("trt_engine.conversion.tensorflow.tensorflow_worker")

@@ -13,7 +13,7 @@ import onnxruntime as ort
 import pytest
 
 from trt_engine.config.profiles import Profile, ShapeRange, fixed_shapes
-from trt_engine.graph.fixed_sizes import fold_fixed_sizes
+from trt_engine.graph.static_shapes import fold_fixed_sizes
 
 SIZES = {
     "of one axis":

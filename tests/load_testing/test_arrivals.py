@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from trt_engine.errors import UsageError
-from trt_engine.verbs.loadtest.arrivals import arrival_times, read_arrivals
 from trt_engine.verbs.loadtest.config import LoadtestConfig
+from trt_engine.verbs.loadtest.generator import arrival_times, read_arrivals
 from trt_engine.verbs.loadtest.run import load_timing
 
 

@@ -30,7 +30,7 @@ from trt_engine.errors import (
     UsageError,
 )
 from trt_engine.records.loadtest import LoadtestRecord
-from trt_engine.verbs.loadtest.arrivals import arrival_times
+from trt_engine.verbs.loadtest.generator import arrival_times
 
 BRIEF = {"warmup_s": 0.0, "duration_s": 0.1}
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 
-from trt_engine.verbs.migrate.files import file_kind
 from trt_engine.verbs.migrate.rules import RuleSet
 from trt_engine.verbs.migrate.run import scan_source
-from trt_engine.verbs.migrate.source import Source
+from trt_engine.verbs.migrate.source import Source, file_kind
 
 __all__ = ["Rewrite", "finds", "rewrites", "sample"]
 

@@ -16,7 +16,7 @@ from trt_engine.cli.main import run
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.verbs.migrate import cpp_source
 from trt_engine.verbs.migrate import run as module
-from trt_engine.verbs.migrate.files import MAX_BYTES
+from trt_engine.verbs.migrate.source import MAX_BYTES
 
 ROOT = Path(__file__).parents[2]
 OLD = "import tensorrt as trt\nconfig.set_flag(trt.BuilderFlag.FP16)\n"

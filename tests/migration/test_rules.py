@@ -13,8 +13,7 @@ from migration.examples import EXAMPLES, Example
 from trt_engine.command_line.trtexec_table import OPTIONS
 from trt_engine.errors import UsageError
 from trt_engine.verbs.migrate import cpp_source, rules, shell
-from trt_engine.verbs.migrate.files import file_kind
-from trt_engine.verbs.migrate.source import Source
+from trt_engine.verbs.migrate.source import Source, file_kind
 
 RULES = {rule.id: rule for rule in rules.all_rules()}
 CASES = [

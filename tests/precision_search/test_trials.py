@@ -11,7 +11,7 @@ import pytest
 
 from trt_engine.records.search import TrialResult
 from trt_engine.verbs.search.selection import LayerGroup, select
-from trt_engine.verbs.search.trial_log import TrialLog
+from trt_engine.verbs.search.trial import TrialLog
 
 GROUPS = [LayerGroup((f"layer{index}",), 0.125) for index in range(8)]
 

@@ -25,8 +25,7 @@ from trt_engine.reporting.charts import (
     Stack,
     StackedBars,
 )
-from trt_engine.reporting.charts.axes import WIDTH
-from trt_engine.reporting.charts.draw import draw, legend
+from trt_engine.reporting.charts.draw import WIDTH, draw, legend
 
 POSITIVE = some.floats(1e-6, 1e6)
 

@@ -19,7 +19,7 @@ from serving.triton import fetch
 from trt_engine.errors import DeadlineExpired, EngineError, ModelError, SetupError, UsageError
 from trt_engine.open_inference.messages import message
 from trt_engine.verbs.loadtest import subjects
-from trt_engine.verbs.loadtest.http_metadata import HttpMetadata
+from trt_engine.verbs.loadtest.http_response import HttpMetadata
 from trt_engine.verbs.loadtest.inference_request import tensor_specs
 from trt_engine.verbs.loadtest.target import parse_target
 from trt_engine.verbs.serve import shared_memory

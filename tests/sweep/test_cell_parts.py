@@ -17,9 +17,9 @@ from trt_engine.verbs.run.cell_runner import missing_tool_warnings
 from trt_engine.verbs.run.cells import expand
 from trt_engine.verbs.run.config import RunConfig
 from trt_engine.verbs.run.plan_file import read_plan
-from trt_engine.verbs.run.resume import measured_modes, merge, pending
 from trt_engine.verbs.run.run import exit_code, prepare, preview
 from trt_engine.verbs.run.run import run as run_sweep
+from trt_engine.verbs.run.sweep_folder import measured_modes, merge, pending
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 TEXT = "models: [net.onnx]\nwarmup: 2\niterations: 3\nprofile: {inferences: 3}\n"

@@ -22,8 +22,7 @@ from trt_engine.errors import ModelError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.graph import operators, walk
 from trt_engine.graph.input_choices import input_choices
-from trt_engine.graph.input_layouts import input_layouts
-from trt_engine.graph.input_roles import input_roles
+from trt_engine.graph.input_roles import input_layouts, input_roles
 from trt_engine.graph.operators import trt_only
 from trt_engine.graph.resource_estimate import check_resource_limits, infer_shapes
 from trt_engine.graph.shape_inference import Trace, declared_shapes, trace

@@ -71,7 +71,7 @@ from trt_engine.precision.quantize_checks import (
     random_shapes,
 )
 from trt_engine.precision.samples import Samples, open_samples, random_samples
-from trt_engine.precision.weight_folding import fold_weights
+from trt_engine.precision.weight_correction import fold_weights
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import IntegerKernels, QuantizedNode, QuantizeReport, UnquantizedNode
 from trt_engine.runtime.feeds import read_values

@@ -9,8 +9,8 @@ from onnx import ModelProto, TensorProto, helper
 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
-from trt_engine.backends.onnxruntime.placement import Placed, describe_fallback, fallback_nodes
 from trt_engine.backends.onnxruntime.providers import ProviderSelection
+from trt_engine.backends.onnxruntime.session import Placed, describe_fallback, fallback_nodes
 from trt_engine.errors import SetupError
 
 DIGITS = Path(__file__).resolve().parents[3] / "examples" / "digits" / "model.onnx"

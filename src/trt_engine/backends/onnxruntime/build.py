@@ -35,9 +35,9 @@ from trt_engine.graph.dtype_breakdown import (
     main_precision,
     shares_by_dtype,
 )
-from trt_engine.graph.fixed_sizes import fold_fixed_sizes
 from trt_engine.graph.fusion import FusedModel, fuse_model
 from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
+from trt_engine.graph.static_shapes import fold_fixed_sizes
 from trt_engine.model import GraphIndex, Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
 from trt_engine.records.passport import FP32_PRODUCTS, FUSIONS, GRAPH_DTYPE, DtypeShare, Precision, Requirements

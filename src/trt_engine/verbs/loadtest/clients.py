@@ -15,7 +15,7 @@ from trt_engine.tensors import Tensors
 from trt_engine.verbs.loadtest.generator import Loop
 from trt_engine.verbs.loadtest.grpc_client import MAX_METADATA, GrpcClient
 from trt_engine.verbs.loadtest.http_loop import HttpLoop
-from trt_engine.verbs.loadtest.http_metadata import HttpMetadata
+from trt_engine.verbs.loadtest.http_response import HttpMetadata
 from trt_engine.verbs.loadtest.inference_request import ServedModel
 from trt_engine.verbs.loadtest.samples import TIMEOUT
 from trt_engine.verbs.loadtest.target import Target, tls_context

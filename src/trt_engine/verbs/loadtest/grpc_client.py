@@ -12,7 +12,7 @@ from trt_engine.open_inference.messages import INFERENCE_SERVICE, message
 from trt_engine.open_inference.wire_tensors import encode_tensor, protocol_dtype
 from trt_engine.reporting.document import clean_text
 from trt_engine.tensors import Signature, Tensors
-from trt_engine.verbs.loadtest.http_metadata import choose_model, unreachable
+from trt_engine.verbs.loadtest.http_response import choose_model, unreachable
 from trt_engine.verbs.loadtest.inference_request import ServedModel, spec_of
 from trt_engine.verbs.loadtest.samples import CONNECTION, REFUSED, STATUS, TIMEOUT
 from trt_engine.verbs.loadtest.target import Target

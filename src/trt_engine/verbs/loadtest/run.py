@@ -26,9 +26,8 @@ from trt_engine.reporting.report import REPORT_FILES, write_reports
 from trt_engine.run_folder import LOADTEST
 from trt_engine.verbs.bench.run import output_folder
 from trt_engine.verbs.load import merge_run_settings
-from trt_engine.verbs.loadtest.arrivals import arrival_times, read_arrivals
 from trt_engine.verbs.loadtest.config import LatencyBound, LoadtestConfig
-from trt_engine.verbs.loadtest.generator import OnProgress, Timing
+from trt_engine.verbs.loadtest.generator import OnProgress, Timing, arrival_times, read_arrivals
 from trt_engine.verbs.loadtest.load_record import (
     LoadRule,
     describe_load,

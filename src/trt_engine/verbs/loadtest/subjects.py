@@ -31,7 +31,7 @@ from trt_engine.verbs.loadtest.clients import METADATA_TIMEOUT_S, engine_facts, 
 from trt_engine.verbs.loadtest.config import LoadtestConfig
 from trt_engine.verbs.loadtest.generator import LoadRun, OnProgress, Timing, run_loop, run_processes
 from trt_engine.verbs.loadtest.grpc_client import infer_request
-from trt_engine.verbs.loadtest.http_metadata import HttpMetadata
+from trt_engine.verbs.loadtest.http_response import HttpMetadata
 from trt_engine.verbs.loadtest.inference_request import BINARY_EXTENSION, InputRegion, ServedModel, http_request
 from trt_engine.verbs.loadtest.target import Target, parse_target, read_token, tls_context
 

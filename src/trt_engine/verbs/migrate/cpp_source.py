@@ -13,10 +13,9 @@ from typing import Any
 
 from trt_engine.verbs.migrate import shell
 from trt_engine.verbs.migrate.api_types import AMBIGUOUS, owner_classes, returned_cpp_type, type_of_name
-from trt_engine.verbs.migrate.files import MAX_BYTES
 from trt_engine.verbs.migrate.python_values import tool_of
 from trt_engine.verbs.migrate.rules import Rule, RuleSet
-from trt_engine.verbs.migrate.source import Edit, Hit, Source
+from trt_engine.verbs.migrate.source import MAX_BYTES, Edit, Hit, Source
 from trt_engine.verbs.migrate.version_guards import dead_spans
 
 _QUERY = """

@@ -21,11 +21,21 @@ from trt_engine.records.migrate import MigrateReport, MigrationFinding, SkippedF
 from trt_engine.tensors import suggest
 from trt_engine.verbs.migrate import cpp_source, requirements, shell, wrappers
 from trt_engine.verbs.migrate.config import MigrateConfig
-from trt_engine.verbs.migrate.files import MAX_BYTES, Kind, find_files, read_source
 from trt_engine.verbs.migrate.notebook import scan_commands, scan_embedded, scan_notebook
 from trt_engine.verbs.migrate.python_source import scan_python
 from trt_engine.verbs.migrate.rules import RuleSet, all_rules, parse_release, rules_between
-from trt_engine.verbs.migrate.source import Edit, Hit, Source, apply_edits, line_before, model_values
+from trt_engine.verbs.migrate.source import (
+    MAX_BYTES,
+    Edit,
+    Hit,
+    Kind,
+    Source,
+    apply_edits,
+    find_files,
+    line_before,
+    model_values,
+    read_source,
+)
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import MigrateSettings

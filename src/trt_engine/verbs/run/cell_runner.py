@@ -56,7 +56,7 @@ from trt_engine.verbs.load import merge_run_settings
 from trt_engine.verbs.profile.run import profile
 from trt_engine.verbs.quantize.run import quantize_untimed
 from trt_engine.verbs.run.plan_file import AS_IS, PROFILE_MODES
-from trt_engine.verbs.run.resume import skip_warning
+from trt_engine.verbs.run.sweep_folder import skip_warning
 
 log = logging.getLogger(__name__)
 

@@ -38,7 +38,7 @@ from trt_engine.verbs.run.plan_file import (
     PrequantizedModel,
     input_shapes,
 )
-from trt_engine.verbs.run.resume import MODE_SETTINGS
+from trt_engine.verbs.run.sweep_folder import MODE_SETTINGS
 
 _GPU_PROVIDERS = ("cuda", "tensorrt", "tensorrt-rtx")
 _MAX_CELLS = 5000

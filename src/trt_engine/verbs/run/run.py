@@ -40,8 +40,14 @@ from trt_engine.verbs.run.cell_worker import CellInterrupted, run_in_worker
 from trt_engine.verbs.run.cells import PATH_SETTINGS, expand, is_path, parse_modes, select
 from trt_engine.verbs.run.config import RunConfig
 from trt_engine.verbs.run.plan_file import MODES, ParsedPlan, check_trust, read_plan
-from trt_engine.verbs.run.resume import effective_spec, merge, retained
-from trt_engine.verbs.run.sweep_folder import SweepFolder, default_folder, earlier_seconds
+from trt_engine.verbs.run.sweep_folder import (
+    SweepFolder,
+    default_folder,
+    earlier_seconds,
+    effective_spec,
+    merge,
+    retained,
+)
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import RunSettings

@@ -45,8 +45,7 @@ from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inp
 from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.verbs.given_model import takes_model
 from trt_engine.verbs.search.selection import LayerGroup, Selection, group_layers, max_trials, select
-from trt_engine.verbs.search.trial import Calibration, MixedPrecision
-from trt_engine.verbs.search.trial_log import TrialLog, json_digest
+from trt_engine.verbs.search.trial import Calibration, MixedPrecision, TrialLog, json_digest
 from trt_engine.vision.datasets import Dataset, open_dataset
 from trt_engine.vision.spec import Vision
 
