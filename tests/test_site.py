@@ -212,7 +212,10 @@ def test_the_decoder_table_is_the_one_that_size_counts_with() -> None:
     for name, row in rows.items():
         family, count = decode._GPUS[name]
         per_decoder = decode._FRAMES_PER_S[family]
-        limits = [str(per_decoder[codec] * count // 30) if codec in per_decoder else "–" for codec in decode.CODECS]
+        limits = [
+            str(per_decoder[codec] * count // 30) if codec in per_decoder else "–"
+            for codec in ("h264", "hevc", "vp9", "av1")
+        ]
         assert row.split(" | ") == [str(count), *limits]
 
 

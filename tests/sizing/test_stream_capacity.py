@@ -142,19 +142,6 @@ def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:
 
 
 @pytest.mark.slow
-def test_an_interval_of_frames_serves_more_and_a_stricter_deadline_fewer() -> None:
-    curve = points(contexts=(1,))
-    fixed = config(policy=BatchPolicy(8, 2.0))
-    every = find_capacity(curve, fixed, 1000.0).capacity.streams
-    skipping = find_capacity(curve, dataclasses.replace(fixed, interval=2), 1000.0).capacity
-    assert skipping.streams > 2.5 * every
-    assert skipping.deepstream["interval"] == "2"
-    strict = find_capacity(curve, dataclasses.replace(fixed, deadline_ms=15.0), 1000.0).capacity
-    assert strict.streams < every
-    assert strict.limit == "deadline"
-
-
-@pytest.mark.slow
 def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> None:
     """Frames/s are at most those of both models' times added; `--interval` halves the frames and the crops."""
     path = tmp_path / "curve.jsonl"
@@ -166,7 +153,7 @@ def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> N
     assert 0.6 * alone.streams < both.streams < 0.8 * alone.streams and both.low <= both.streams <= both.high
     assert len(both.crop_curve) == len(both.curve) == len(alone.curve)
     skipping = find_capacity(points(), config(crops=4, then=tmp_path, interval=1), 1000.0).capacity
-    assert skipping.streams > 1.8 * both.streams
+    assert skipping.streams > 1.8 * both.streams and skipping.deepstream["interval"] == "1"
     other = [dataclasses.replace(point, device="cuda:0") for point in points()]
     with pytest.raises(UsageError, match="is not measured on `cuda:0`"):
         find_capacity(other, config(crops=4, then=tmp_path), 1000.0)

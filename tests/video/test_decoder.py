@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +105,16 @@ def test_damaged_packets_cost_their_own_frames_alone(tmp_path: Path) -> None:
     with closing(open_decoder(str(tmp_path / "clip.ts"))) as decoder:
         found = list(read_frames(decoder))
         assert decoder.damaged > 0 and 10 < len(found) <= 40
+
+
+def test_a_camera_that_is_silent_for_too_long_ends_with_what_it_sent(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("trt_engine.video.decoder.is_live", lambda source: True)
+    monkeypatch.setattr("trt_engine.video.decoder._READ_S", 0.0)  # every packet takes longer
+    with closing(open_decoder(str(clips.write_clip(tmp_path / "clip.mp4")))) as decoder:
+        packets = decoder.packets()
+        assert next(packets).time_s == 0
+        with pytest.raises(VideoError, match="it sent nothing for 10 s"):
+            next(packets)
 
 
 def test_a_folder_is_its_clips_by_name(tmp_path: Path) -> None:

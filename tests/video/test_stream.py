@@ -92,6 +92,26 @@ def test_a_clip_in_a_loop_goes_on_in_time(tmp_path: Path) -> None:
     assert [frame.time_s for frame in found] == sorted(frame.time_s for frame in found)
 
 
+def test_frames_that_a_decoder_holds_back_come_at_their_own_times_in_a_loop() -> None:
+    class Reordering(Camera):
+        held: list[Frame]
+
+        def packets(self) -> Iterator[Packet]:
+            self.held = []
+            return super().packets()
+
+        def decode(self, packet: Packet | None) -> list[Frame]:
+            self.held += super().decode(packet)
+            ready = self.held[:-2] if packet else self.held
+            self.held = self.held[len(ready) :]
+            return ready
+
+    settings = StreamSettings(paced=True, loop=True, max_frames=12)
+    _, found = play("clip", Quick(), settings, opener=lambda source, threads: Reordering([1, 2, 3, 4]))
+    times_s = [frame.arrived_s - found[0].arrived_s for frame in found]
+    assert times_s == pytest.approx([index / 1000 for index in range(12)], abs=1e-6)
+
+
 def test_a_frame_that_waits_is_dropped_for_a_newer_one() -> None:
     engine = Slow()
     stream, found = play(

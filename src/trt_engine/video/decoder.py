@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import logging
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,7 @@ SUFFIXES = tuple(".mp4 .mkv .mov .avi .webm .ts .m4v .mpg .mpeg .flv .wmv .h264 
 _LIVE = re.compile(r"(rtsps?|rtmps?|srt|udp|rtp|https?)://", re.IGNORECASE)
 _OPEN_S, _READ_S = 10.0, 10.0
 """How long a camera may take to answer, and to send its next packet."""
+_SILENT = f"it sent nothing for {_READ_S:g} s"
 _DEFAULT_FPS = 25.0
 """Frame rate of a source that states none."""
 
@@ -218,6 +220,7 @@ class PyAvDecoder(Closing):
         """The packets in order, to the end. Raises `VideoError` where the source breaks off."""
         packets = self._container.demux(self._stream)
         while True:
+            asked_s = time.monotonic()
             try:
                 packet = next(packets, None)
             except (av.FFmpegError, OSError, ValueError) as error:
@@ -225,6 +228,8 @@ class PyAvDecoder(Closing):
             if packet is None or packet.size == 0:  # an empty one ends the stream
                 return
             yield Packet(self._due_s(packet), packet)
+            if self._live and time.monotonic() - asked_s >= _READ_S:  # FFmpeg gives what it has first, the error later
+                raise VideoError(_SILENT)
 
     def _due_s(self, packet: Any) -> float:
         stamp = packet.dts if packet.dts is not None else packet.pts
@@ -293,7 +298,7 @@ def _reason(error: Exception) -> str:
         return "no such file"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
     if "Immediate exit" in text:
-        return "it sent nothing for 10 s"
+        return _SILENT
     if "Invalid data" in text:
         return "its data is damaged, or not a video"
     return text[:1].lower() + text[1:]

@@ -13,8 +13,8 @@ _CELL_PX = 320
 _GAP_PX = 4
 
 
-def draw_counts(image: Image.Image, counts: Mapping[str, int]) -> Image.Image:
-    """The RGB image with the number of objects of each class in its top left corner; it is drawn on in place."""
+def draw_counts(image: Image.Image, counts: Mapping[str, int]) -> None:
+    """Draw the number of objects of each class in the top left corner of the RGB image."""
     total = sum(counts.values())
     lines = [
         f"{total} object{'' if total == 1 else 's'}",
@@ -26,7 +26,6 @@ def draw_counts(image: Image.Image, counts: Mapping[str, int]) -> Image.Image:
     left, top, right, bottom = pen.multiline_textbbox((6, 6), text, font=font)
     pen.rectangle((left - 4, top - 4, right + 4, bottom + 4), fill=(0, 0, 0, 150))
     pen.multiline_text((6, 6), text, fill=(255, 255, 255, 255), font=font)
-    return image
 
 
 def contact_sheet(frames: Sequence[tuple[float, Image.Image]]) -> Image.Image:

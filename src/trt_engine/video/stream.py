@@ -163,8 +163,13 @@ class VideoStream:
                 with self.times.timed("decoder"):
                     frames = decoder.decode(packet)
                 self.damaged = before + decoder.damaged
-                for frame in frames:
-                    self._take(frame, first_s + frame.time_s, due_s, 1 / decoder.info.fps)
+                interval_s = 1 / decoder.info.fps
+                for place, frame in enumerate(frames):
+                    if packet is None and self.settings.paced:  # a camera would send them one by one
+                        due_s = self._start_s + first_s + last_s + (place + 1) * interval_s
+                        if self._wait_until(due_s):
+                            return
+                    self._take(frame, first_s + frame.time_s, due_s, interval_s)
                     if self.frames == self.settings.max_frames:
                         self._stopping.set()
                         break

@@ -136,15 +136,13 @@ class Preprocessor:
     def _fit(self, image: Image.Image) -> tuple[Image.Image, Placement]:
         height, width = self.spec.size
         wide, tall, placement = self.place(*image.size)
-        resized, left, top = self._resize(image, wide, tall), int(placement.left), int(placement.top)
+        resized = image if image.size == (wide, tall) else image.resize((wide, tall), self._filter)
+        left, top = int(placement.left), int(placement.top)
         if self.spec.resize != "letterbox":
             return resized.crop((-left, -top, width - left, height - top)), placement
         square = Image.new(self._mode, (width, height), self._pad)
         square.paste(resized, (left, top))
         return square, placement
-
-    def _resize(self, image: Image.Image, width: int, height: int) -> Image.Image:
-        return image if image.size == (width, height) else image.resize((width, height), self._filter)
 
 
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF", "PPM")

@@ -40,11 +40,7 @@ def find_cliffs(sizes: Sequence[int], measure: Callable[[int], float | None]) ->
 
     `measure` returns images/s, or None for a size that is out of memory, which is omitted.
     """
-    rates: dict[int, float] = {}
-    for size in sizes:
-        rate = measure(size)
-        if rate is not None:
-            rates[size] = rate
+    rates = {size: rate for size in sizes if (rate := measure(size)) is not None}
     times = dict.fromkeys(rates, 1)
     for size in [size for size in rates if _is_slow(size, rates)]:
         log.info("batch %d delivers %.1f images/s, less than expected: measuring it again", size, rates[size])

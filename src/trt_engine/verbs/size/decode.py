@@ -14,7 +14,6 @@ import re
 from trt_engine.config.streams import SourceGroup
 from trt_engine.records.streams import DecodeLimit
 
-CODECS = ("h264", "hevc", "vp9", "av1")
 SOURCE = (
     "NVDEC Application Note, Video Codec SDK 13.0 (docs.nvidia.com/video-technologies/video-codec-sdk/13.0), per NVDEC at "
     "1920x1080; number of NVDECs: Video Decode GPU Requirements (docs.nvidia.com/dynamo)"
