@@ -45,6 +45,8 @@ _LONGEST = 1.1
 _SAME_PCT = 5.0
 """A candidate that measured more than this slower is not taken for as fast, however wide the interval; one that may be is
 measured again."""
+_SAME_ONE_LOAD_PCT = 1.0
+"""The same where each was loaded once: the first of the candidates is taken for no more than that."""
 _NOT_REACHED = "not reached in the time given"
 _NOT_MEASURED = "not measured in the time given"
 
@@ -408,8 +410,12 @@ class _Round:
         return interval.value, None if self.loads == 1 else (interval.low, interval.high)
 
     def may_be_equal(self, slower_pct: float, interval_pct: tuple[float, float] | None) -> bool:
-        """True of a small difference that is not shown."""
-        return slower_pct <= _SAME_PCT and (interval_pct is None or interval_pct[0] <= 0)
+        """True of a small difference that is not shown; one load each shows none, and the fastest is likely the fastest."""
+        return (
+            slower_pct <= _SAME_ONE_LOAD_PCT
+            if interval_pct is None
+            else slower_pct <= _SAME_PCT and interval_pct[0] <= 0
+        )
 
     @property
     def is_decided(self) -> bool:
