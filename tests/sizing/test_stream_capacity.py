@@ -347,6 +347,7 @@ def test_graphs_are_for_gpus_and_not_against_the_users_will() -> None:
         ({"deadline_ms": 50.0, "spare_gpus": 1}, "needs the sources"),
         ({"crops": 4}, "needs a deadline"),
         ({"deadline_ms": 50.0, "crops": 4}, "need each other"),
+        ({"video": ("clip.mp4",), "crops": 4}, "need each other"),
         ({"deadline_ms": 50.0, "then": Path("second.onnx")}, "need each other"),
         ({"deadline_ms": 50.0, "frames": "device", "verify_s": 5.0}, "host memory"),
         ({"deadline_ms": 50.0, "policy": BatchPolicy(8, 5.0, 4)}, "4 contexts"),

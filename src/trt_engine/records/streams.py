@@ -212,7 +212,10 @@ class VideoRun:
     """The same of everything else on the machine."""
     parts: dict[str, float]
     """CPU time of a frame in ms by part: `decoder`, `pre-processing`, `engine`, `post-processing` and `host` (queues,
-    hand-over, pacing), which is the process without the others."""
+    hand-over, pacing), which is the process without the others; of a cascade also `crops` (cut and prepared) and `second
+    engine`."""
+    crops: float = 0.0
+    """Mean number of crops of a frame that the second model of a cascade took."""
 
     @property
     def cpu_ms(self) -> float:
@@ -225,7 +228,9 @@ class VideoRun:
         return (self.late + self.dropped) / max(1, self.frames)
 
 
-VideoLimit = Literal["decoder", "copy", "pre-processing", "engine", "post-processing", "host", "deadline", "none"]
+VideoLimit = Literal[
+    "decoder", "copy", "pre-processing", "engine", "crops", "second engine", "post-processing", "host", "deadline", "none"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

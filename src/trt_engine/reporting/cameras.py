@@ -64,6 +64,7 @@ def _facts(video: VideoCapacity, nearest: VideoRun) -> Block:
         ("latency", f"{latency}, from a frame's arrival to its decoded result"),
         ("worst source", f"{100 * nearest.worst_share:.2g} % late or dropped"),
         ("policy", str(video.policy)),
+        ("crops", f"{nearest.crops:.1f} of a frame, by the second model" if nearest.crops else None),
     )
 
 

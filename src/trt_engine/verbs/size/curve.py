@@ -33,7 +33,6 @@ from trt_engine.verbs.size.stream_worker import (
     DriveRequest,
     Message,
     VideoMessage,
-    VideoRequest,
     WorkerRequest,
 )
 from trt_engine.workers.crash import exit_name, restore_error
@@ -139,14 +138,6 @@ def drive_sources(
     runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None, graphs=graphs or False)
     answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), drive=request))
     assert isinstance(answer, DriveMessage)
-    return answer
-
-
-def drive_clips(engine: Engine, request: VideoRequest, runtime: RuntimeConfig) -> VideoMessage:
-    """Clips as cameras through the whole path. Raises the child's error."""
-    runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None, graphs=False)
-    answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), video=request))
-    assert isinstance(answer, VideoMessage)
     return answer
 
 

@@ -140,6 +140,10 @@ def plan(
         build = replace(build, max_p99_ms=config.deadline_ms)
     if clips:
         resolve_spec(path)  # what frames become and outputs mean: refused before anything is built
+        if config.then is not None and parse_device(build.device)[0] != "cpu":
+            raise UsageError(f"crops of clips are cut on the CPU, not on `{build.device}`", hint="leave `--video` out")
+        if config.then is not None and not config.then.is_dir():
+            resolve_spec(config.then)
     made = SizeJob(
         model=opened,
         layout=layout,

@@ -63,8 +63,7 @@ _NEED_DEADLINE = (
 
 
 _NOT_WITH_VIDEO = (
-    "fps", "sources", "spare_gpus", "frames", "interval", "jitter_ms", "arrivals", "codec", "crops", "then",
-    "verify_s",
+    "fps", "sources", "spare_gpus", "frames", "interval", "jitter_ms", "arrivals", "codec", "verify_s",
 )  # fmt: skip
 """What clips state themselves, or what is not part of their path."""
 
@@ -85,7 +84,7 @@ def check_settings(config: SizeConfig) -> None:
         item = next(item for item in settings(config) if item.name == name)
         if getattr(config, name) != item.default:
             raise UsageError(f"`{item.flags[0]}` and `--video` are given", hint="leave one of them out")
-    if config.deadline_ms is None:
+    if config.deadline_ms is None and not config.video:  # clips have one of their own
         for item in settings(config):
             if item.name in _NEED_DEADLINE and getattr(config, item.name) != item.default:
                 raise UsageError(f"`{item.flags[0]}` needs a deadline", hint="add `--deadline-ms 50`")

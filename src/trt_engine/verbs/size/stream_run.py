@@ -14,8 +14,9 @@ from trt_engine.records.bench import BenchRecord
 from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity, VideoCapacity
 from trt_engine.runtime.cuda_graph_policy import graph_sizes
 from trt_engine.verbs.size import curve, stream_capacity, video_search
+from trt_engine.verbs.size.output_layout import output_layout
 from trt_engine.verbs.size.size_plan import SizeJob, accepts_batch
-from trt_engine.verbs.size.stream_worker import VideoRequest
+from trt_engine.verbs.size.stream_worker import VideoMessage, VideoRequest, WorkerRequest
 
 log = logging.getLogger(__name__)
 
@@ -55,8 +56,17 @@ def find_cameras(job: SizeJob, engine: Engine, simulated: StreamCapacity) -> Vid
     """The clips played as more and more cameras, with the policy of the simulation. Raises the child's error."""
     config = job.config
     assert config.deadline_ms is not None
-    request = VideoRequest(simulated.policy, job.clips, config.deadline_ms, config.allowed_late, config.duration_s)
-    driven = curve.drive_clips(engine, request, job.runtime)
+    second = None
+    if config.then is not None:
+        known = output_layout(job.model.path, config.then, job.backend_spec.payload_suffix).previous_document() or {}
+        if (second := str(known.get("engine") or "")) == "":
+            raise UsageError(f"`{config.then}` has no run of `size` with an engine", hint="`--then MODEL` measures it")
+    request = VideoRequest(
+        simulated.policy, job.clips, config.deadline_ms, config.allowed_late, config.duration_s, second, config.crops
+    )
+    runtime = dataclasses.replace(job.runtime, contexts=request.policy.contexts, batching=None, graphs=False)
+    driven = curve.call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), video=request))
+    assert isinstance(driven, VideoMessage)
     on_cpu = parse_device(job.build.device)[0] == "cpu"
     return video_search.conclude(request, driven.runs, simulated, on_cpu=on_cpu, rates=driven.rates)
 

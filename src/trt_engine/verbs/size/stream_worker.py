@@ -70,6 +70,9 @@ class VideoRequest(msgspec.Struct):
     """Allowed share of late or dropped frames."""
     duration_s: float
     """Duration of each run."""
+    then: str | None = None
+    """Engine that takes `crops` boxes of each frame."""
+    crops: int = 0
 
 
 class WorkerRequest(msgspec.Struct):

@@ -9,9 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +26,14 @@ from trt_engine.protocols import RunnerBase
 from trt_engine.records.streams import VideoRun
 from trt_engine.reporting.tables import plural
 from trt_engine.runtime.inference_engine import InferenceEngine
+from trt_engine.verbs.evaluate.run import resolve_spec
+from trt_engine.verbs.load import load
 from trt_engine.verbs.size.stream_worker import VideoRequest
 from trt_engine.verbs.size.video_search import search
 from trt_engine.video.decoder import Decoder, VideoError, open_decoder, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.nvdec import Surface
-from trt_engine.video.pipeline import PARTS, FramePipeline
+from trt_engine.video.pipeline import CROP_PARTS, PARTS, CropStage, FramePipeline, FrameResult
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.spec import Vision, vision_of
 
@@ -60,9 +64,13 @@ def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple
     with (
         device_frames(engine.runner, vision, [clip.path for clip in request.clips]) as frames,
         Decoders(frames) as opened,
+        nullcontext() if request.then is None else load(Path(request.then), verify=False) as second,
     ):
+        if second is not None:
+            second.warmup(2, batch=request.crops)
         rates = {} if frames is None else part_rates(engine.runner, frames, request)
-        first = play_clips(engine, vision, request, 1, min(_FIRST_RUN_S, request.duration_s), seed=0, decoders=opened)
+        play = partial(play_clips, engine, vision, request, decoders=opened, second=second)
+        first = play(1, min(_FIRST_RUN_S, request.duration_s), seed=0)
         carried = cores * 1e3 / max(1e-3, first.cpu_ms * fps)
         log.info(
             "one camera takes %.1f ms of CPU time for a frame: %d cameras at most on %d cores",
@@ -73,7 +81,7 @@ def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple
             carried = min(carried, 1.6 * rate / fps)  # half of it is tried first, and it is measured, not estimated
 
         def measure(streams: int, number: int) -> VideoRun:
-            run = play_clips(engine, vision, request, streams, request.duration_s, seed=number, decoders=opened)
+            run = play(streams, request.duration_s, seed=number)
             log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
             return run
 
@@ -135,24 +143,32 @@ def play_clips(
     *,
     seed: int,
     decoders: Decoders,
+    second: InferenceEngine | None = None,
 ) -> VideoRun:
-    """`streams` cameras for `duration_s`, each at a phase drawn with `seed`. `UsageError` for a clip that ends."""
+    """`streams` cameras for `duration_s`, each at a phase drawn with `seed`; `second` takes crops of their frames.
+
+    Raises `UsageError` for a clip that ends.
+    """
     policy = request.policy
     batching = Batching(
         max_batch=policy.max_batch, max_wait_ms=policy.max_wait_ms, workers=policy.contexts,
         max_rows_waiting=max(streams, 1) + policy.max_batch,
     )  # fmt: skip
     seen: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
+    crops: list[int] = []
 
     def note(source: int, frame: StreamFrame) -> None:
         answered = frame.result is not None and not isinstance(frame.result, BaseException)
         seen[source].append((frame.arrived_s, time.perf_counter() if answered else None))
+        if isinstance(frame.result, FrameResult):
+            crops.append(len(frame.result.crops))
 
     rng = np.random.default_rng([seed, streams])
     settings = StreamSettings(paced=True, loop=True, newest_only=True)
     clips = [request.clips[index % len(request.clips)] for index in range(streams)]
     opened = decoders.open([clip.path for clip in clips])
-    with FramePipeline(engine.runner, vision, batching, frames=decoders.frames) as pipeline:
+    then = None if second is None else CropStage(second.runner, resolve_spec(second.engine), request.crops)
+    with FramePipeline(engine.runner, vision, batching, frames=decoders.frames, then=then) as pipeline:
         played = [
             VideoStream(clip.path, pipeline, partial(note, index), settings, opener=opened[index].open)
             for index, clip in enumerate(clips)
@@ -189,7 +205,8 @@ def play_clips(
         if from_s <= arrived_s < to_s
     ]  # fmt: skip
     all_cores = (100 - machine.idle - getattr(machine, "iowait", 0.0)) / 100 * (psutil.cpu_count() or 1)
-    return _run_record(streams, rows, to_s - from_s, spent, all_cores)
+    record = _run_record(streams, rows, to_s - from_s, spent, all_cores)
+    return replace(record, crops=sum(crops) / max(1, len(crops)))
 
 
 def _unseen(seen: list[tuple[float, float | None]], interval_s: float, to_s: float) -> list[tuple[float, None]]:
@@ -213,7 +230,10 @@ def _run_record(
         by_source[source].append(is_late)
     latencies_ms = [1e3 * latency_s for _, _, answered, _, latency_s in rows if answered]
     p50_ms, p99_ms = (float(np.quantile(latencies_ms, q)) if latencies_ms else None for q in (0.5, 0.99))
-    process_s = spent.pop("process")
+    process_s, pool_s = spent.pop("process"), spent.pop("pool")
+    calls_s = {name: spent[name] for name in ("engine", "second engine") if name in spent}
+    for name, seconds in calls_s.items():  # the pools of two engines look alike
+        spent[name] += pool_s * (seconds / sum(calls_s.values()) if any(calls_s.values()) else 1 / len(calls_s))
     spent["host"] = max(0.0, process_s - sum(spent.values()))  # the clocks of threads are coarser
     return VideoRun(
         streams=streams,
@@ -231,24 +251,23 @@ def _run_record(
 
 
 def _cpu_times(pipeline: FramePipeline, streams: list[VideoStream]) -> dict[str, float]:
-    """CPU seconds so far, by part and of the process.
-
-    The engine's are those of the calls and of threads that Python did not start: the pool of ONNX Runtime.
-    """
+    """CPU seconds so far: by part, of the process, and of threads that Python did not start, the pools of ONNX Runtime."""
     own = {thread.native_id for thread in threading.enumerate()}
     process = psutil.Process()
     pool_s = sum(item.user_time + item.system_time for item in process.threads() if item.id not in own)
     found = dict.fromkeys(PARTS, 0.0)
-    for times in (*pipeline.times, *(stream.times for stream in streams)):
+    then = pipeline.then
+    for times in (*pipeline.times, *(stream.times for stream in streams), *([then.times] if then else [])):
         for name, seconds in times.seconds.items():
             found[name] += seconds
-    found["engine"] += pool_s + sum(cpu_s for _, _, cpu_s in list(pipeline.meter.batches))
-    return found | {"process": time.process_time()}
+    for name, meter in {"engine": pipeline.meter, **({"second engine": then.meter} if then else {})}.items():
+        found[name] += sum(cpu_s for _, _, cpu_s in list(meter.batches))
+    known = {name: seconds for name, seconds in found.items() if then or name not in CROP_PARTS}
+    return known | {"pool": pool_s, "process": time.process_time()}
 
 
 def _sleep_until(at_s: float) -> None:
-    while (left_s := at_s - time.perf_counter()) > 0:
-        time.sleep(left_s)
+    time.sleep(max(0.0, at_s - time.perf_counter()))
 
 
 def part_rates(runner: RunnerBase, frames: DeviceFrames, request: VideoRequest) -> dict[str, float]:
