@@ -15,9 +15,10 @@ import yaml
 import trt_engine as te
 from deployment.conftest import as_plan, image_model, size_run
 from onnx_models import FLOAT, node, save
+from trt_engine.config.streams import BatchPolicy
 from trt_engine.environment import Environment
 from trt_engine.errors import UsageError
-from trt_engine.records.streams import CurvePoint
+from trt_engine.records.streams import CurvePoint, VideoCapacity
 from trt_engine.tensors import Signature, TensorSpec
 from trt_engine.verbs.deploy import nvinfer_preprocess
 from trt_engine.verbs.deploy.nvinfer_preprocess import NvinferPreprocess, compare
@@ -270,6 +271,22 @@ def test_a_plan_is_sized_by_the_run_that_measured_it(engines: dict[str, Path], t
     assert made["model-engine-file"] == "detector.engine" and (tmp_path / "out/detector.engine").is_file()
     assert all("50 streams within 40 ms" in item.reason for item in report.models[0].settings)
     assert [*report.preprocessing[0].findings] == ["nvinfer pads with 0, the model with 114"]
+
+
+def test_fewer_cameras_over_the_whole_path_are_the_sources(engines: dict[str, Path], tmp_path: Path) -> None:
+    plan = as_plan(engines["images"], tmp_path / "detector.engine")
+    sized = size_run(tmp_path / "run", engines["images"])
+    te.Engine.open(plan).copy_to(sized / "engines" / "model.engine.onnx")
+    document = msgspec.json.decode((sized / "size.json").read_bytes())
+    policy = BatchPolicy(4, 3.5)
+    video = VideoCapacity((), 40.0, 0.01, 6, 5, 7, 0.9, policy, 2, "decoder", "", {}, ())
+    (sized / "size.json").write_bytes(msgspec.json.encode(document | {"video": video}))
+    report = te.deploy("deepstream", plan, tmp_path / "out", sized=sized)
+    pipeline = read(tmp_path / "out/deepstream_app_config.txt")
+    assert pipeline["source0"]["num-sources"] == "6" and pipeline["streammux"]["batch-size"] == "4"
+    assert "6 cameras over the whole path; limit decoder" in report.models[0].settings[0].reason
+    te.deploy("deepstream", plan, tmp_path / "asked", sized=sized, streams=9)
+    assert read(tmp_path / "asked/deepstream_app_config.txt")["source0"]["num-sources"] == "9"
 
 
 def test_sources_are_shared_by_files_and_single_for_cameras(tmp_path: Path) -> None:

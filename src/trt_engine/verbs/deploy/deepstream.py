@@ -233,7 +233,6 @@ def _size(source: _Source, config: DeepstreamConfig, run: MeasuredRun | None) ->
     measured = reason
     if config.streams is not None or (run is None and config.source):
         made.streams, reason = config.streams or len(config.source), "as requested"
-    made.settings.append(DeployedSetting("sources", str(made.streams), reason))
     fps, batch, why = _DEFAULT_FPS, made.streams, "one frame of each source" if run is None else measured
     timeout_us, why_timeout = round(1e6 / fps), f"one frame's time at {fps:g} frames/s; {_NOT_MEASURED}"
     if capacity is not None:
@@ -247,12 +246,13 @@ def _size(source: _Source, config: DeepstreamConfig, run: MeasuredRun | None) ->
             else:
                 policy, one = found
                 made.notes.append(f"{note}; with the one context of nvinfer: {one}")
-                measured = (
-                    f"`{run.folder}`: {one} streams within {capacity.deadline_ms:g} ms with nvinfer's one context"
-                )
+                measured = f"`{run.folder}`: {one} streams within {capacity.deadline_ms:g} ms with one context"
                 if config.streams is None:
-                    made.streams = max(one, 1)
-                    made.settings = [DeployedSetting("sources", str(made.streams), measured)]
+                    made.streams, reason = max(one, 1), measured
+        cameras = run.report.video
+        if cameras is not None and config.streams is None and cameras.streams < made.streams:
+            made.streams = max(cameras.streams, 1)
+            reason = f"`{run.folder}`: {cameras.streams} cameras over the whole path; limit {cameras.limit}"
         batch, timeout_us, why = policy.max_batch, round(policy.max_wait_ms * 1e3), measured
         made.interval, why_timeout = capacity.interval, measured
     elif run is not None:
@@ -262,6 +262,7 @@ def _size(source: _Source, config: DeepstreamConfig, run: MeasuredRun | None) ->
         batch, why = source.max_batch, source.signature.row_dependence or "the engine's batch"
     made.batch, made.timeout_us = max(batch, 1), timeout_us
     made.settings += [
+        DeployedSetting("sources", str(made.streams), reason),
         DeployedSetting("batch-size", str(made.batch), why),
         DeployedSetting("batched-push-timeout", str(made.timeout_us), why_timeout),
         DeployedSetting("interval", str(made.interval), measured if capacity is not None else "every frame"),
