@@ -9,11 +9,18 @@ from typing import Any
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
 
 FLOAT, HALF, BF16, INT64, STRING = (
     TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64, TensorProto.STRING,
 )  # fmt: skip
 FP8, INT4 = TensorProto.FLOAT8E4M3FN, TensorProto.INT4
+
+
+def reference_outputs(model: Path, feeds: dict[str, Any]) -> dict[str, Any]:
+    """What onnx's reference evaluator computes."""
+    evaluator = ReferenceEvaluator(onnx.load(model))
+    return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
 
 
 def node(op: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from programs import load_program
 
 pytestmark = pytest.mark.slow
 
@@ -40,11 +41,7 @@ AT_THE_EDGE = {
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("onnx_node_tests", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["onnx_node_tests"] = module
-    spec.loader.exec_module(module)
+    module = load_program(PROGRAM, "onnx_node_tests")
     yield module
     del sys.modules["onnx_node_tests"]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
 import sys
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from types import ModuleType
 
 import pytest
 
+from programs import load_program
 from trt_engine.backends.tensorrt.parser_check import installed_version
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -19,12 +19,8 @@ BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 
 @pytest.fixture(scope="module")
 def program() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("parser_agreement", BENCHMARKS / "parser_agreement.py")
-    assert spec is not None and spec.loader is not None
     before = sys.path[:]
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parser_agreement"] = module
-    spec.loader.exec_module(module)
+    module = load_program(BENCHMARKS / "parser_agreement.py", "parser_agreement")
     yield module
     sys.path[:] = before
     for name in ("parser_agreement", "onnx_node_tests"):

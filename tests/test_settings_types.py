@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import inspect
 import os
 import re
@@ -14,17 +13,13 @@ from types import ModuleType
 import pytest
 
 import trt_engine as te
+from programs import load_program
 
 ROOT = Path(__file__).parents[1]
 
 
 def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("settings_generator", ROOT / "tools" / "settings_types.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "settings_types.py", "settings_generator")
 
 
 def test_the_module_is_up_to_date() -> None:

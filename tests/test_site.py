@@ -21,6 +21,7 @@ import click
 import pytest
 import yaml
 
+from programs import load_program, run_python
 from trt_engine.backend import list_backends
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.verbs_table import VERBS
@@ -38,11 +39,7 @@ HOME = "index.md"
 
 
 def _load_site() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("site_hooks", ROOT / "tools" / "site.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "site.py", "site_hooks")
 
 
 SITE = _load_site()
@@ -266,7 +263,7 @@ def test_the_commands_of_a_tutorial_or_answer_run(page: str, tmp_path: Path) -> 
     quick = re.sub(r"--max-batch \d+", "--max-batch 8", _sh_blocks(page))
     shell(quick.replace("--duration 2s", "--duration 200ms"))
     for code in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S):
-        done = subprocess.run([sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True)
+        done = run_python("-c", code, cwd=folder, env=environment)
         assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -289,21 +286,16 @@ class _Page(HTMLParser):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("material", reason="needs the dependency group docs")
     folder = tmp_path_factory.mktemp("site")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "mkdocs",
-            "build",
-            "--quiet",
-            "--strict",
-            "-f",
-            str(ROOT / "mkdocs.yml"),
-            "-d",
-            str(folder),
-        ],
-        capture_output=True,
-        text=True,
+    done = run_python(
+        "-m",
+        "mkdocs",
+        "build",
+        "--quiet",
+        "--strict",
+        "-f",
+        str(ROOT / "mkdocs.yml"),
+        "-d",
+        str(folder),
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1", "NO_COLOR": "1"},
     )
     assert done.returncode == 0, done.stdout + done.stderr  # strict: a dead link or anchor is an error

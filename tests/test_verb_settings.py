@@ -6,7 +6,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +14,7 @@ import click
 import pytest
 
 import trt_engine as te
+from programs import load_program
 from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.config.bench import BenchConfig, BenchRunConfig, CompareConfig, ProfileConfig
 from trt_engine.config.build import BuildConfig, BundleConfig
@@ -48,12 +48,7 @@ NO_FLAG = {"quantize": {"preprocessing", "ranges"}, "cast": {"ranges"}, "bench":
 
 
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generator_of_types", ROOT / "tools" / "settings_types.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "settings_types.py", "generator_of_types")
 
 
 def sentence(item: Setting) -> str:

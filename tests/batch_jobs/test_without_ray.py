@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
+
+from programs import run_python
 
 BLOCKED = """
 import sys
@@ -32,15 +32,12 @@ sys.exit(" ".join(found) or 0)
 
 def test_a_missing_extra_is_exit_3_with_the_pip_line(engine: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "rows.npy", np.zeros((2, 3), np.float32))
-    done = subprocess.run(
-        [sys.executable, "-c", BLOCKED, "batch", engine, tmp_path / "rows.npy", "-o", tmp_path / "out"],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python("-c", BLOCKED, "batch", engine, tmp_path / "rows.npy", "-o", tmp_path / "out")
     assert done.returncode == 3, done.stderr
     assert re.search(r"hint: `pip install '.*\[ray\]'`", done.stderr)  # an editable install names its folder
     assert not (tmp_path / "out").exists()
 
 
 def test_nothing_of_ray_is_imported_before_it_is_needed() -> None:
-    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True)
+    done = run_python("-c", IMPORTS)
     assert done.returncode == 0, done.stderr

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from onnx_models import reference_outputs
+
 BOTH = pytest.mark.releases("10.16.1", "11.4.0")
 ALL = pytest.mark.releases("10.0.1", "10.16.1", "11.0.0", "11.4.0")
 SPAN = "images:1x3x8x8,2x3x8x8,4x3x8x8"
@@ -77,14 +79,6 @@ def answers(session: Any, context: Any, feeds: dict[str, Any]) -> dict[str, Any]
         stream.close()
 
 
-def expected(model: Path, feeds: dict[str, Any]) -> dict[str, Any]:
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    evaluator = ReferenceEvaluator(onnx.load(model))
-    return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
-
-
 def images(batch: int) -> dict[str, Any]:
     return {"images": np.random.default_rng(batch).random((batch, 3, 8, 8), np.float32)}
 
@@ -97,7 +91,7 @@ def test_a_plan_gives_what_its_graph_gives_at_every_shape(world: Any, tmp_path: 
     with running(built(tmp_path)) as (session, context):
         for batch in (1, 4, 2):
             feeds = images(batch)
-            wanted = expected(tmp_path / "net.onnx", feeds)["scores"]
+            wanted = reference_outputs(tmp_path / "net.onnx", feeds)["scores"]
             np.testing.assert_allclose(answers(session, context, feeds)["scores"], wanted, rtol=1e-5)
         facts = session.runtime_info()
     assert facts["library"].startswith("tensorrt ") and facts["memory_strategy"] == "static"
@@ -129,7 +123,7 @@ def test_a_captured_inference_is_replayed_and_ends_with_its_shapes(world: Any, t
         graph.replay(stream)
         device.download(buffers["scores"], scores, stream)
         stream.synchronize()
-        np.testing.assert_allclose(scores, expected(tmp_path / "net.onnx", feeds)["scores"], rtol=1e-5)
+        np.testing.assert_allclose(scores, reference_outputs(tmp_path / "net.onnx", feeds)["scores"], rtol=1e-5)
         assert len(world.enqueued_on) == calls, "a replay calls TensorRT no more"
         context.prepare({"images": (2, 3, 8, 8)})
         with pytest.raises(UsageError, match="out of date"):
@@ -147,7 +141,7 @@ def test_outputs_that_only_the_data_sizes_come_in_memory_that_grows(world: Any, 
         for rows in (1, 300, 2):
             feeds = {"x": np.tile(np.array([[1.0, 0.0, 2.0]], np.float32), (rows, 1))}
             found = answers(session, context, feeds)
-            wanted = expected(model, feeds)
+            wanted = reference_outputs(model, feeds)
             np.testing.assert_array_equal(found["where"], wanted["where"])
             np.testing.assert_array_equal(found["minus"], wanted["minus"])
             assert found["where"].shape == (2, 2 * rows)
@@ -194,7 +188,7 @@ def test_each_profile_has_its_context_and_its_range(world: Any, tmp_path: Path) 
     with running(engine, profile=1) as (session, context):
         np.testing.assert_allclose(
             answers(session, context, images(4))["scores"],
-            expected(tmp_path / "net.onnx", images(4))["scores"], rtol=1e-5,
+            reference_outputs(tmp_path / "net.onnx", images(4))["scores"], rtol=1e-5,
         )  # fmt: skip
         with pytest.raises(ProfileError, match="profile 1 spans"):
             context.prepare({"images": (1, 3, 8, 8)})
@@ -361,7 +355,7 @@ def test_scratch_memory_of_ours_fits_the_shapes_in_use(world: Any, tmp_path: Pat
         assert 0 < at_first < context.scratch_bytes == int(session.runtime_info()["scratch_bytes"])
         for batch, found in ((1, small), (4, large)):
             np.testing.assert_allclose(
-                found["scores"], expected(tmp_path / "net.onnx", images(batch))["scores"], rtol=1e-5
+                found["scores"], reference_outputs(tmp_path / "net.onnx", images(batch))["scores"], rtol=1e-5
             )
 
 
@@ -519,7 +513,7 @@ def test_a_stripped_plan_gets_its_weights_back_before_it_runs(world: Any, tmp_pa
     model = tmp_path / "net.onnx"
     with running(engine) as (session, context):
         np.testing.assert_allclose(
-            answers(session, context, images(2))["scores"], expected(model, images(2))["scores"], rtol=1e-5
+            answers(session, context, images(2))["scores"], reference_outputs(model, images(2))["scores"], rtol=1e-5
         )
     elsewhere = model.rename(tmp_path / "moved.onnx")
     with pytest.raises(EngineError, match="stripped of its weights"):

@@ -35,10 +35,6 @@ def installed(monkeypatch: pytest.MonkeyPatch, folder: Path, version: Any = V10,
     return path
 
 
-def files_in(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-
-
 def on_disk(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "build_report.json").read_text())
     return document
@@ -55,7 +51,7 @@ def test_the_sources_command_makes_the_sources_folder(
     out = tmp_path / "engines"
     typed = ["bundle", "--meta", str(exported), "--outdir", str(out), "--fp16", "--backend", "trtexec", "--run", "-q"]
     assert run(typed) == 0, capsys.readouterr().err
-    assert files_in(out) == {
+    assert {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()} == {
         *(f"{name}.engine{end}" for name in NAMES for end in ("", ".json")),
         *(f"build_logs/{name}.log" for name in NAMES), "timing.cache", "build_report.json",
     }  # fmt: skip

@@ -18,6 +18,7 @@ import pytest
 
 import onnx_models as models
 from patience import HANG_S
+from programs import run_python
 from trt_engine.cli import main
 from trt_engine.engine import Engine
 
@@ -57,10 +58,7 @@ def run(tmp_path: Path, environment: Mapping[str, str], here: Callable[..., tupl
         if before is None:
             return subprocess.CompletedProcess(args, *here(*args))
         quiet = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}  # Python keeps a .pyc that a file size limit has cut
-        return subprocess.run(
-            [sys.executable, "-c", MAIN, "build", *args],
-            cwd=tmp_path, env=quiet, capture_output=True, text=True, timeout=HANG_S, preexec_fn=before,
-        )  # fmt: skip
+        return run_python("-c", MAIN, "build", *args, cwd=tmp_path, env=quiet, timeout=HANG_S, preexec_fn=before)
 
     return build
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from programs import run_python
 from trt_engine.cli.verbs_table import VERBS, command_module
 
 HEAVY = ["numpy", "onnx", "onnxruntime", "torch", "tensorrt", "ml_dtypes", "scipy", "psutil", "jinja2", "filelock"]
@@ -28,9 +27,7 @@ print(json.dumps([code, sorted(set(sys.modules) - before)]))
 
 def loaded(statement: str, *args: str) -> set[str]:
     """The modules a statement loads in a fresh interpreter."""
-    done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM.format(statement=statement), *args], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", _PROGRAM.format(statement=statement), *args, check=True)
     code, names = json.loads(done.stdout.splitlines()[-1])
     assert code == 0, done.stderr
     return set(names)
@@ -55,7 +52,7 @@ def test_the_help_of_every_verb_loads_nothing_heavy() -> None:
         f"    assert not (heavy := sys.modules.keys() & {set(HEAVY)}), f'`trt-engine {{verb}} --help` loads {{heavy}}'\n"
     )
     verbs = [*VERBS, "cache list", "cache prune"]
-    done = subprocess.run([sys.executable, "-c", program, *verbs], capture_output=True, text=True, check=False)
+    done = run_python("-c", program, *verbs)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from programs import load_program
 from trt_engine.cli.main import run
 from trt_engine.cli.verbs_table import VERBS
 
@@ -26,12 +26,7 @@ CLASSIFIERS = ROOT / "examples" / "classifiers"
 
 
 def _generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("schemas_generator", ROOT / "tools" / "schemas.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # its dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "schemas.py", "schemas_generator")
 
 
 GENERATOR = _generator()

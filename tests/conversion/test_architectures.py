@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
+from programs import needs
+
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript", "transformers")),
-        reason="PyTorch, onnxscript or transformers is not installed here: `make test-full` runs this where they are",
-    ),
-    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
-]
+pytestmark = needs("torch", "onnxscript", "transformers")
 
 
 @pytest.fixture(autouse=True)

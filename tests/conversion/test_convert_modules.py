@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import trt_engine as te
+from programs import needs
 from trt_engine.backend import get_backend
 from trt_engine.config.precision import QuantizeConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -21,15 +21,7 @@ from trt_engine.precision.tensor_ranges import ranges
 from trt_engine.profiling.layer_profile import profile_layers
 from trt_engine.verbs.diff.run import diff
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
-        reason="PyTorch and onnxscript are not installed here: `make test-full` runs this in an environment that has them",
-    ),
-    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
-]
+pytestmark = needs("torch", "onnxscript")
 
 PLANTED = Path(__file__).with_name("planted.py")
 LAYERS = {f"layer{stage}.0.{part}" for stage in (1, 2) for part in ("conv1", "conv2", "down.0")} | {"fc"}

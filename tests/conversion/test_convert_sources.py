@@ -6,8 +6,6 @@ import importlib.util
 import json
 import pickle
 import re
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from programs import run_python
 from trt_engine.conversion.axes import Axis, alternate_size, axes_for, parse_dynamic, size_variants, sizes_of
 from trt_engine.conversion.examples import Example, array_of, parse_inputs, with_batch_2
 from trt_engine.conversion.sources import detect_source
@@ -326,7 +325,7 @@ def test_a_torch_source_without_torch_names_the_extra(tmp_path: Path) -> None:
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub" / "config.json").write_text("{}")
     words = ["net.py:build=torch", "hub=transformers", "timm/resnet18=timm"]
-    done = subprocess.run([sys.executable, "-c", program, *words], cwd=tmp_path, capture_output=True, text=True)
+    done = run_python("-c", program, *words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.findall(r"pip install '\S+\[(\w+)\]'", done.stderr) == ["torch", "hub", "hub"]
     assert not (tmp_path / "o.onnx").exists()
@@ -341,9 +340,7 @@ def test_reading_an_onnx_source_loads_none_of_the_heavy_libraries(tmp_path: Path
         "detect_source(sys.argv[1])\n"
         "print(json.dumps(sorted(sys.modules)))\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(tmp_path / "a.onnx")], capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, str(tmp_path / "a.onnx"), check=True)
     heavy = {"torch", "tensorflow", "tf2onnx", "onnxscript", "onnxslim", "transformers", "timm", "sympy"}
     assert not heavy & set(json.loads(done.stdout))
 

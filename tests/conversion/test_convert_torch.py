@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 import sys
@@ -16,20 +15,13 @@ import onnxruntime as ort
 import pytest
 
 import trt_engine as te
+from programs import load_program, needs
 from trt_engine.cli.main import run
 from trt_engine.errors import AccuracyError, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.records.convert import ConvertReport
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torch") is None or importlib.util.find_spec("onnxscript") is None,
-        reason="PyTorch and onnxscript are not installed here: `make test-full` runs this in an environment that has them",
-    ),
-    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
-]
+pytestmark = needs("torch", "onnxscript")
 
 ROOT = Path(__file__).parents[2]
 PLANTED = Path(__file__).with_name("planted.py")
@@ -39,12 +31,7 @@ TABLE = ROOT / "benchmarks" / "export_table.py"
 @pytest.fixture(scope="module")
 def table() -> ModuleType:
     """The program of the export table."""
-    spec = importlib.util.spec_from_file_location("export_table", TABLE)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["export_table"] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(TABLE, "export_table")
 
 
 def convert(factory: str, folder: Path, **more: Any) -> ConvertReport:
@@ -94,10 +81,7 @@ def test_the_graph_answers_as_the_source_does_outside_our_own_comparison(table: 
     import torch
 
     table.convert("resnet", tmp_path)
-    spec = importlib.util.spec_from_file_location("export_networks", table.NETWORKS)
-    assert spec is not None and spec.loader is not None
-    networks = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(networks)
+    networks = load_program(table.NETWORKS, "export_networks")
     images = np.random.default_rng(7).random((7, 3, 64, 64), dtype=np.float32)
     with torch.no_grad():
         wanted = networks.resnet().eval()(torch.from_numpy(images)).numpy()
@@ -546,11 +530,7 @@ def test_inputs_that_are_missing_or_wrong_are_told_with_what_forward_takes(tmp_p
 
 
 def _planted() -> Any:
-    spec = importlib.util.spec_from_file_location("planted_networks", PLANTED)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(PLANTED, "planted_networks")
 
 
 def test_a_product_that_onnx_lacks_names_the_setting_of_the_source(
@@ -592,11 +572,7 @@ def test_an_argument_that_is_no_tensor_is_a_constant_of_the_graph(form: str, tmp
 
 
 def planted_module(name: str) -> Any:
-    spec = importlib.util.spec_from_file_location("planted", PLANTED)
-    assert spec is not None and spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    sys.modules["planted"] = made
-    spec.loader.exec_module(made)
+    made = load_program(PLANTED, "planted")
     return getattr(made, name)()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -18,16 +17,11 @@ import onnxruntime as ort
 import pytest
 
 import trt_engine as te
+from programs import load_program, needs, run_python
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
+    *needs("torch", "onnxscript", "transformers"),
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript", "transformers")),
-        reason="PyTorch, onnxscript or transformers is not installed here: `make test-full` runs this where they are",
-    ),
-    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
 ]
 
 ROOT = Path(__file__).parents[2]
@@ -45,10 +39,7 @@ SINGLE = {
 def made(name: str, folder: Path) -> str:
     """A recipe run as its README says, in small; gives what it printed."""
     environment = os.environ | {"TRT_ENGINE_STORE": str(folder / "store")}
-    done = subprocess.run(
-        [sys.executable, f"examples/recipes/{name}.py", "-o", str(folder), "--small"],
-        cwd=ROOT, capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+    done = run_python(f"examples/recipes/{name}.py", "-o", str(folder), "--small", cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -77,11 +68,7 @@ def recipe(name: str) -> Any:
     """A recipe's own module."""
     if str(RECIPES) not in sys.path:
         sys.path.insert(0, str(RECIPES))
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(RECIPES / f"{name}.py", f"recipe_{name}")
 
 
 def arguments(options: tuple[str, ...]) -> dict[str, int]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 from patience import HANG_S
+from programs import run_python
 from trt_engine.verbs.doctor import import_probe
 
 PACKAGE = """
@@ -43,10 +43,9 @@ def test_a_provider_runs_whose_libraries_are_found_by_onnx_runtimes_own_search(t
     capi.mkdir(parents=True)
     (capi.parent / "__init__.py").write_text(PACKAGE)
     shutil.copy(library, capi / "libonnxruntime_providers_cuda.so")
-    done = subprocess.run(
-        [sys.executable, "-P", str(import_probe.__file__), "onnxruntime"], env=os.environ | {"PYTHONPATH": str(tmp_path)},
-        capture_output=True, text=True, timeout=HANG_S,
-    )  # fmt: skip
+    done = run_python(
+        "-P", str(import_probe.__file__), "onnxruntime", env=os.environ | {"PYTHONPATH": str(tmp_path)}, timeout=HANG_S
+    )
     told = json.loads(done.stdout.strip().removeprefix(import_probe.RESULT_MARK))
     assert told["providers"] == {"CUDAExecutionProvider": {"runs": True, "reason": None}}
 

@@ -1,8 +1,6 @@
 """Random inputs of models whose integers decide sizes, steps or divisors: values that can be, no crash of the caller."""
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ import pytest
 from onnx import NodeProto, TensorProto, helper
 
 import trt_engine as te
+from programs import run_python
 from trt_engine.equivalence import random_inputs as module
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.graph.load import open_model
@@ -149,9 +148,7 @@ except TrtEngineError as error:
 )
 def test_a_graph_that_crashes_on_random_inputs_does_not_end_the_caller(tmp_path: Path, call: str, said: str) -> None:
     stft(tmp_path, length="zero")
-    done = subprocess.run(
-        [sys.executable, "-c", CALLER, call], cwd=tmp_path, capture_output=True, text=True, env=os.environ, check=False
-    )
+    done = run_python("-c", CALLER, call, cwd=tmp_path, env=os.environ)
     assert done.returncode == 0, done.stderr
     assert said in done.stdout
     assert "ONNX Runtime crashes (SIGFPE) on random inputs" in done.stdout

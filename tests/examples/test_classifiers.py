@@ -1,8 +1,6 @@
 """What examples/classifiers promises: a small ViT and a small ResNet, digits they never saw, and their quality on them."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +11,7 @@ import onnx
 import onnxruntime
 import pytest
 
+from programs import load_program
 from trt_engine.vision.spec import vision_of
 
 CLASSIFIERS = Path(__file__).parents[2] / "examples" / "classifiers"
@@ -50,13 +49,7 @@ def held_out() -> tuple[Array, Array]:
 def data() -> ModuleType:
     pytest.importorskip("sklearn", reason="scikit-learn holds the digits")
     pytest.importorskip("PIL", reason="pillow enlarges the digits")
-    spec = importlib.util.spec_from_file_location("classifiers_data", CLASSIFIERS / "data.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(CLASSIFIERS / "data.py", "classifiers_data")
 
 
 @pytest.mark.parametrize("name", NAMES)

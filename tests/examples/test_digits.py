@@ -1,6 +1,5 @@
 """What examples/digits promises: a small NMS-free detector, scenes it never saw, and its quality on them."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -9,6 +8,8 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+
+from programs import load_program
 
 DIGITS = Path(__file__).parents[2] / "examples" / "digits"
 MODEL = DIGITS / "model.onnx"
@@ -20,13 +21,7 @@ PLAIN_OPERATORS = {
 
 def example(name: str) -> ModuleType:
     """A script of the example as a module, under a name of its own: `scenes` alone could meet another."""
-    spec = importlib.util.spec_from_file_location(f"digits_{name}", DIGITS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(DIGITS / f"{name}.py", f"digits_{name}")
 
 
 @pytest.fixture(scope="module")

@@ -80,13 +80,9 @@ def command_line(rng: random.Random) -> list[str]:
                 at, rng.choice(("-", "--", "--=", "-O", "--no-", "--x=1", "-qv", "-vv", "--json", "--help", "--batch="))
             )
     return [
-        "out" if _is_outside(word) and before in _RESULTS else word
+        "out" if word.startswith(("../", "/")) and before in _RESULTS else word
         for before, word in zip(["", *words], words, strict=False)
     ]
-
-
-def _is_outside(word: str) -> bool:
-    return word.startswith(("../", "/"))
 
 
 def _value(rng: random.Random, param: click.Option) -> str:

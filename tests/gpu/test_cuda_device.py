@@ -9,8 +9,6 @@ import ctypes
 import gc
 import json
 import logging
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ import numpy as np
 import pytest
 
 from gpu.ptx import SPIN
+from programs import run_python
 from trt_engine.device import Stream, open_device
 from trt_engine.errors import MemoryExhausted, SetupError, UsageError
 
@@ -193,31 +192,6 @@ def test_a_capture_broken_by_the_driver_is_said_and_the_stream_goes_on(device: A
     assert out.tolist() == [0, 1, 2, 3]
     graph = stream.capture(lambda stream: device.copy(buffer, buffer.view(2, 2), 2, stream))
     graph.close()
-    buffer.close()
-
-
-def test_pinned_copies_against_pageable_ones(device: Any, stream: Any) -> None:
-    nbytes = 256 * MIB
-    pinned, buffer, pageable = device.pinned(nbytes), device.allocate(nbytes), np.ones(nbytes, np.uint8)
-
-    def rate(copy: Callable[[], None]) -> float:
-        times = []
-        for _ in range(4):
-            started = time.perf_counter()
-            copy()
-            stream.synchronize()
-            times.append(time.perf_counter() - started)
-        return nbytes / min(times) / 1e9
-
-    pinned.array()[:] = 1
-    rates = {
-        "pinned up": rate(lambda: device.upload(pinned.array(), buffer, stream)),
-        "pageable up": rate(lambda: device.upload(pageable, buffer, stream)),
-        "pinned down": rate(lambda: device.download(buffer, pinned.array(), stream)),
-        "pageable down": rate(lambda: device.download(buffer, pageable, stream)),
-    }
-    print("\nGB/s: " + ", ".join(f"{name} {value:.1f}" for name, value in rates.items()))
-    pinned.close()
     buffer.close()
 
 
@@ -674,7 +648,7 @@ def test_an_illegal_access_is_said_by_synchronize_and_by_everything_after_it(dev
     from pathlib import Path
 
     program = FAULT.format(folder=str(Path(__file__).parents[1]))
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    done = run_python("-c", program, timeout=120)
     assert done.returncode == 0, done.stderr
     said = json.loads(done.stdout)
     print(f"\n{said[0]}")

@@ -11,7 +11,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +21,8 @@ import pytest
 
 import onnx_models
 import trt_engine as te
+from onnx_models import reference_outputs
+from programs import run_python
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, TrtEngineError
 
@@ -62,19 +63,11 @@ def images(rows: int) -> dict[str, Any]:
     return {"images": np.random.default_rng(rows).random((rows, 3, 8, 8), np.float32)}
 
 
-def expected(model: Path, feeds: dict[str, Any]) -> dict[str, Any]:
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    evaluator = ReferenceEvaluator(onnx.load(model))
-    return dict(zip(evaluator.output_names, evaluator.run(None, feeds), strict=True))
-
-
 def agrees(engine: Engine, model: Path, rows: int = 3, tolerance: float = 1e-3, **settings: Any) -> None:
     with te.load(engine, **settings) as runner:
         feeds = images(rows)
         np.testing.assert_allclose(
-            runner.infer(feeds)["scores"], expected(model, feeds)["scores"], rtol=tolerance, atol=tolerance
+            runner.infer(feeds)["scores"], reference_outputs(model, feeds)["scores"], rtol=tolerance, atol=tolerance
         )
 
 
@@ -185,7 +178,7 @@ def test_real_two_threads_on_two_contexts_get_their_own_answers(tmp_path: Path) 
         feeds = [images(1 + number % 4) for number in range(64)]
         found = list(threads.map(lambda item: runner.infer(item)["scores"], feeds))
     for item, scores in zip(feeds, found, strict=True):
-        wanted = expected(tmp_path / "net.onnx", item)["scores"]
+        wanted = reference_outputs(tmp_path / "net.onnx", item)["scores"]
         np.testing.assert_allclose(scores, wanted, rtol=1e-3, atol=1e-3)
 
 
@@ -262,10 +255,7 @@ def test_real_damaged_plans_are_refused_and_crash_nobody(tmp_path: Path) -> None
 
 
 def refused(path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "trt_engine", "inspect", str(path), "--run"],
-        capture_output=True, text=True, timeout=120, check=False,
-    )  # fmt: skip
+    return run_python("-m", "trt_engine", "inspect", str(path), "--run", timeout=120)
 
 
 # ------------------------------------------------------------------------------------------------ beside trtexec
@@ -282,9 +272,6 @@ def test_real_trtexec_loads_our_plan_and_both_times_are_read_from_its_log(tmp_pa
     )  # fmt: skip
     log = tmp_path / "trtexec.log"
     log.write_text(done.stdout + done.stderr)
-    said = subprocess.run(
-        [sys.executable, "-m", "trt_engine", "bench", "--parse-log", str(log), "--json"],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
+    said = run_python("-m", "trt_engine", "bench", "--parse-log", str(log), "--json", timeout=60, check=True)
     assert json.loads(said.stdout), "one object"
     assert done.returncode == 0, done.stderr[-2000:]

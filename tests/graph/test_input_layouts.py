@@ -78,17 +78,13 @@ def write(path: Path, kind: str, case: str, name: str) -> Path:
         f"float[64] gamma={{{','.join(['1'] * 64)}}}, float[64,2] rows64={{{','.join(['1'] * 128)}}}, "
         f"float[4,3,3,3] w={{{','.join(['1'] * 108)}}}, float[3,3,3,3] w3={{{','.join(['1'] * 81)}}}"
     )
-    body = " ".join(words_of(body, name))
+    body = " ".join(re.sub(r"\bx\b", name, body).split())
     model = onnx.parser.parse_model(
         f'<ir_version: 8, opset_import: ["": 17, "com.microsoft.nchwc": 1]> g ({inputs}) => (float y) <{constants}>'
         f" {{ {body} }}"
     )
     onnx.save(model, path)
     return path
-
-
-def words_of(body: str, name: str) -> list[str]:
-    return re.sub(r"\bx\b", name, body).split()
 
 
 @pytest.mark.parametrize(("channels", "is_image"), [("1", True), ("3", True), ("C", True), ("2", False), ("64", False)])

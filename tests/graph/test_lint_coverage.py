@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ import pytest
 from onnx import TensorProto, numpy_helper
 
 import trt_engine as te
+from programs import run_python
 from trt_engine.graph import operator_support, tensorrt_operators
 from trt_engine.records.base import Finding
 from trt_engine.records.lint import LintReport
@@ -108,7 +107,7 @@ def test_an_opset_beyond_the_release_is_said_with_its_limit(tmp_path: Path) -> N
 def test_the_kernel_table_holds_what_the_installed_release_lists() -> None:
     """In a process of its own: the list is private and kills a build for GPUs whose libraries are missing."""
     asked = "import runpy, json; print(json.dumps(runpy.run_path('tools/onnxruntime_kernels.py')['list_kernels']()))"
-    listed = subprocess.run([sys.executable, "-c", asked], cwd=ROOT, capture_output=True, text=True)
+    listed = run_python("-c", asked, cwd=ROOT)
     if listed.returncode < 0:
         pytest.skip(f"this build of ONNX Runtime dies of signal {-listed.returncode} when it is asked for its kernels")
     wanted = {(domain, op) for domain, op, *_ in json.loads(listed.stdout)["kernels"]}

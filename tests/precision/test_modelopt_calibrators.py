@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -11,16 +10,14 @@ from typing import Any
 
 import pytest
 
+from programs import load_program
+
 PROGRAM = Path(__file__).parents[2] / "benchmarks" / "calibration.py"
 
 
 @pytest.fixture(scope="module")
 def calibration() -> Any:
-    spec = importlib.util.spec_from_file_location("benchmark_calibration", PROGRAM)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(PROGRAM, "benchmark_calibration")
 
 
 @pytest.fixture(scope="module")

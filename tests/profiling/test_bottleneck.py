@@ -117,197 +117,147 @@ def on_cpu(**facts: Any) -> Bottleneck:
 
 TB, TERA = 1e12, 1e12
 
-PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "launch calls fill the time, kernels a tenth of it": (
+
+def planted(bound: str, **facts: Any) -> tuple[str, dict[str, Any]]:
+    return bound, facts
+
+
+def planted_cpu(bound: str, **facts: Any) -> tuple[str, dict[str, Any]]:
+    return bound, {"device": "cpu", "precision": "fp32", "peaks": limits(CPU)} | facts
+
+
+PLANTED = {
+    "launch calls fill the time, kernels a tenth of it": planted(
         "launch",
-        {
-            "split": TimeBreakdown(wall_ms=2.0, busy_ms=0.2, idle_ms=1.8, launch_ms=1.6, kernels=400, gpu_ms=1.9),
-            "kernels": (kernel("element-wise", 0.2, 400),),
-        },
+        split=TimeBreakdown(wall_ms=2.0, busy_ms=0.2, idle_ms=1.8, launch_ms=1.6, kernels=400, gpu_ms=1.9),
+        kernels=(kernel("element-wise", 0.2, 400),),
     ),
-    "no launch times were captured, but 400 launches at 2.5 us are half of 2 ms": (
+    "no launch times were captured, but 400 launches at 2.5 us are half of 2 ms": planted(
         "launch",
-        {
-            "split": TimeBreakdown(wall_ms=2.0, busy_ms=0.2, kernels=400, gpu_ms=1.9),
-            "kernels": (kernel("element-wise", 0.2, 400),),
-        },
+        split=TimeBreakdown(wall_ms=2.0, busy_ms=0.2, kernels=400, gpu_ms=1.9),
+        kernels=(kernel("element-wise", 0.2, 400),),
     ),
-    "a framework spends 8 us on each kernel, of which launching is a part": (
+    "a framework spends 8 us on each kernel, of which launching is a part": planted(
         "launch",
-        {
-            "split": TimeBreakdown(wall_ms=2.0, busy_ms=0.4, kernels=200, gpu_ms=1.95, launch_ms=0.5, idle_ms=1.6),
-            "kernels": (kernel("matrix", 0.4, 200),),
-        },
+        split=TimeBreakdown(wall_ms=2.0, busy_ms=0.4, kernels=200, gpu_ms=1.95, launch_ms=0.5, idle_ms=1.6),
+        kernels=(kernel("matrix", 0.4, 200),),
     ),
-    "a graph of tiny kernels with gaps between them": (
+    "a graph of tiny kernels with gaps between them": planted(
         "launch",
-        {
-            "split": TimeBreakdown(wall_ms=1.0, busy_ms=0.4, idle_ms=0.6, kernels=300, gpu_ms=0.98, launch_ms=0.004),
-            "kernels": (kernel("matrix", 0.4, 300),),
-        },
+        split=TimeBreakdown(wall_ms=1.0, busy_ms=0.4, idle_ms=0.6, kernels=300, gpu_ms=0.98, launch_ms=0.004),
+        kernels=(kernel("matrix", 0.4, 300),),
     ),
-    "a graph without gaps, its kernels hardly longer than empty ones": (
+    "a graph without gaps, its kernels hardly longer than empty ones": planted(
         "launch",
-        {
-            "split": TimeBreakdown(wall_ms=0.5, busy_ms=0.48, idle_ms=0.02, kernels=300, gpu_ms=0.49, launch_ms=0.004),
-            "kernels": (kernel("element-wise", 0.48, 300),),
-        },
+        split=TimeBreakdown(wall_ms=0.5, busy_ms=0.48, idle_ms=0.02, kernels=300, gpu_ms=0.49, launch_ms=0.004),
+        kernels=(kernel("element-wise", 0.48, 300),),
     ),
-    "the host works 7 of 10 ms before it launches the first of few kernels": (
+    "the host works 7 of 10 ms before it launches the first of few kernels": planted(
         "host",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=2.9, idle_ms=7.1, launch_ms=0.05, kernels=20, gpu_ms=3.0),
-            "kernels": (kernel("matrix", 2.9, 20),),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=2.9, idle_ms=7.1, launch_ms=0.05, kernels=20, gpu_ms=3.0),
+        kernels=(kernel("matrix", 2.9, 20),),
     ),
-    "the host works 7 of 10 ms before it launches the first of many kernels": (
+    "the host works 7 of 10 ms before it launches the first of many kernels": planted(
         "host",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=2.9, kernels=400, gpu_ms=3.0),
-            "kernels": (kernel("matrix", 2.9, 400),),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=2.9, kernels=400, gpu_ms=3.0),
+        kernels=(kernel("matrix", 2.9, 400),),
     ),
-    "a node on the host in the middle: one long gap, few kernels": (
+    "a node on the host in the middle: one long gap, few kernels": planted(
         "host",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=3.0, idle_ms=7.0, launch_ms=0.6, kernels=20, gpu_ms=9.9),
-            "kernels": (kernel("matrix", 3.0, 20),),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=3.0, idle_ms=7.0, launch_ms=0.6, kernels=20, gpu_ms=9.9),
+        kernels=(kernel("matrix", 3.0, 20),),
     ),
-    "copies take 6 of 10 ms": (
+    "copies take 6 of 10 ms": planted(
         "copy",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, h2d_ms=5.0, d2h_ms=1.0, compute_ms=3.5, gpu_ms=3.5, busy_ms=9.4),
-            "kernels": (kernel("matrix", 3.4, 20),),
-        },
+        split=TimeBreakdown(wall_ms=10.0, h2d_ms=5.0, d2h_ms=1.0, compute_ms=3.5, gpu_ms=3.5, busy_ms=9.4),
+        kernels=(kernel("matrix", 3.4, 20),),
     ),
-    "copies beside the computation and longer than it": (
-        "copy",
-        {"split": TimeBreakdown(wall_ms=6.0, h2d_ms=5.5, d2h_ms=0.1, compute_ms=4.0, gpu_ms=4.0)},
+    "copies beside the computation and longer than it": planted(
+        "copy", split=TimeBreakdown(wall_ms=6.0, h2d_ms=5.5, d2h_ms=0.1, compute_ms=4.0, gpu_ms=4.0)
     ),
-    "matrix layers at 75 % of the rate": (
+    "matrix layers at 75 % of the rate": planted(
         "compute",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            "kernels": (kernel("matrix", 8.0, 40), kernel("element-wise", 1.8, 20)),
-            "layers": profile(
-                layer("matrix", 8.0, flops=0.75 * 800 * TERA * 8e-3, nbytes=0.1 * 4 * TB * 8e-3),
-                layer("element-wise", 1.8, flops=1e6, nbytes=0.7 * 4 * TB * 1.8e-3),
-            ),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
+        kernels=(kernel("matrix", 8.0, 40), kernel("element-wise", 1.8, 20)),
+        layers=profile(
+            layer("matrix", 8.0, flops=0.75 * 800 * TERA * 8e-3, nbytes=0.1 * 4 * TB * 8e-3),
+            layer("element-wise", 1.8, flops=1e6, nbytes=0.7 * 4 * TB * 1.8e-3),
+        ),
     ),
-    "the same without layer times, from kernels by category and the work of the model": (
+    "the same without layer times, from kernels by category and the work of the model": planted(
         "compute",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            "kernels": (kernel("matrix", 8.0, 40), kernel("element-wise", 1.8, 20)),
-            "flops": int(0.75 * 800 * TERA * 8e-3),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
+        kernels=(kernel("matrix", 8.0, 40), kernel("element-wise", 1.8, 20)),
+        flops=int(0.75 * 800 * TERA * 8e-3),
     ),
-    "no kernels and no layers: the model as a whole at 60 % of the rate": (
+    "no kernels and no layers: the model as a whole at 60 % of the rate": planted(
+        "compute", split=TimeBreakdown(wall_ms=10.0, gpu_ms=9.9), flops=int(0.6 * 800 * TERA * 9.9e-3)
+    ),
+    "short kernels that do reach the rate of matrix products": planted(
         "compute",
-        {"split": TimeBreakdown(wall_ms=10.0, gpu_ms=9.9), "flops": int(0.6 * 800 * TERA * 9.9e-3)},
+        split=TimeBreakdown(wall_ms=0.5, busy_ms=0.48, idle_ms=0.02, kernels=300, gpu_ms=0.49, launch_ms=0.004),
+        kernels=(kernel("matrix", 0.48, 300),),
+        flops=int(0.6 * 800 * TERA * 0.48e-3),
     ),
-    "short kernels that do reach the rate of matrix products": (
-        "compute",
-        {
-            "split": TimeBreakdown(wall_ms=0.5, busy_ms=0.48, idle_ms=0.02, kernels=300, gpu_ms=0.49, launch_ms=0.004),
-            "kernels": (kernel("matrix", 0.48, 300),),
-            "flops": int(0.6 * 800 * TERA * 0.48e-3),
-        },
-    ),
-    "element-wise layers at 70 % of the copy rate": (
+    "element-wise layers at 70 % of the copy rate": planted(
         "bandwidth",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            "kernels": (kernel("element-wise", 7.0, 40), kernel("matrix", 2.8, 20)),
-            "layers": profile(
-                layer("matrix", 2.8, flops=0.6 * 800 * TERA * 2.8e-3, nbytes=1e9),
-                layer("element-wise", 7.0, flops=1e9, nbytes=0.7 * 4 * TB * 7e-3),
-            ),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
+        kernels=(kernel("element-wise", 7.0, 40), kernel("matrix", 2.8, 20)),
+        layers=profile(
+            layer("matrix", 2.8, flops=0.6 * 800 * TERA * 2.8e-3, nbytes=1e9),
+            layer("element-wise", 7.0, flops=1e9, nbytes=0.7 * 4 * TB * 7e-3),
+        ),
     ),
-    "thin matrix products that read their weights at the copy rate (batch 1)": (
+    "thin matrix products that read their weights at the copy rate (batch 1)": planted(
         "bandwidth",
-        {
-            "split": TimeBreakdown(wall_ms=1.0, busy_ms=0.95, kernels=10, gpu_ms=0.98),
-            "kernels": (kernel("matrix", 0.95, 10),),
-            "layers": profile(layer("matrix", 0.95, flops=3e9, nbytes=0.8 * 4 * TB * 0.95e-3)),
-            "batch": 1,
-        },
+        split=TimeBreakdown(wall_ms=1.0, busy_ms=0.95, kernels=10, gpu_ms=0.98),
+        kernels=(kernel("matrix", 0.95, 10),),
+        layers=profile(layer("matrix", 0.95, flops=3e9, nbytes=0.8 * 4 * TB * 0.95e-3)),
+        batch=1,
     ),
-    "element-wise kernels of unknown bytes, long ones: by their kind": (
+    "element-wise kernels of unknown bytes, long ones: by their kind": planted(
         "bandwidth",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            "kernels": (kernel("element-wise", 7.0, 40), kernel("matrix", 2.8, 20)),
-            "flops": int(0.6 * 800 * TERA * 2.8e-3),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
+        kernels=(kernel("element-wise", 7.0, 40), kernel("matrix", 2.8, 20)),
+        flops=int(0.6 * 800 * TERA * 2.8e-3),
     ),
-    "matrix layers at a fifth of either limit": (
+    "matrix layers at a fifth of either limit": planted(
         "unknown",
-        {
-            "split": TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
-            "kernels": (kernel("matrix", 9.8, 60),),
-            "layers": profile(layer("matrix", 9.8, flops=0.2 * 800 * TERA * 9.8e-3, nbytes=0.2 * 4 * TB * 9.8e-3)),
-        },
+        split=TimeBreakdown(wall_ms=10.0, busy_ms=9.8, kernels=60, gpu_ms=9.9),
+        kernels=(kernel("matrix", 9.8, 60),),
+        layers=profile(layer("matrix", 9.8, flops=0.2 * 800 * TERA * 9.8e-3, nbytes=0.2 * 4 * TB * 9.8e-3)),
     ),
-    "a CPU at 80 % of what it multiplies": (
+    "a CPU at 80 % of what it multiplies": planted_cpu(
         "compute",
-        {
-            "device": "cpu",
-            "precision": "fp32",
-            "peaks": limits(CPU),
-            "split": TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
-            "layers": profile(layer("matrix", 9.0, flops=0.8 * 0.2 * TERA * 9e-3, nbytes=1e6), clock="host"),
-        },
+        split=TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
+        layers=profile(layer("matrix", 9.0, flops=0.8 * 0.2 * TERA * 9e-3, nbytes=1e6), clock="host"),
     ),
-    "a CPU whose element-wise layers move 90 % of what its memory does": (
+    "a CPU whose element-wise layers move 90 % of what its memory does": planted_cpu(
         "bandwidth",
-        {
-            "device": "cpu",
-            "precision": "fp32",
-            "peaks": limits(CPU),
-            "split": TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
-            "layers": profile(
-                layer("element-wise", 8.0, flops=1e6, nbytes=0.9 * 20e9 * 8e-3),
-                layer("matrix", 1.0, flops=0.15e9, nbytes=1e5),
-                clock="host",
-            ),
-        },
+        split=TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
+        layers=profile(
+            layer("element-wise", 8.0, flops=1e6, nbytes=0.9 * 20e9 * 8e-3),
+            layer("matrix", 1.0, flops=0.15e9, nbytes=1e5),
+            clock="host",
+        ),
     ),
-    "a CPU that runs a thousand nodes of nothing": (
+    "a CPU that runs a thousand nodes of nothing": planted_cpu(
         "host",
-        {
-            "device": "cpu",
-            "precision": "fp32",
-            "peaks": limits(CPU),
-            "split": TimeBreakdown(wall_ms=0.4, compute_ms=0.39),
-            "layers": profile(
-                *(layer("element-wise", 0.0003, flops=64, nbytes=512, name=f"n{index}") for index in range(1000)),
-                clock="host",
-            ),
-        },
+        split=TimeBreakdown(wall_ms=0.4, compute_ms=0.39),
+        layers=profile(
+            *(layer("element-wise", 0.0003, flops=64, nbytes=512, name=f"n{index}") for index in range(1000)),
+            clock="host",
+        ),
     ),
-    "a CPU that spends its time around the call": (
+    "a CPU that spends its time around the call": planted_cpu(
         "host",
-        {
-            "device": "cpu",
-            "precision": "fp32",
-            "peaks": limits(CPU),
-            "split": TimeBreakdown(wall_ms=10.0, compute_ms=2.0),
-            "layers": profile(layer("matrix", 2.0, flops=0.3e9, nbytes=1e5), clock="host"),
-        },
+        split=TimeBreakdown(wall_ms=10.0, compute_ms=2.0),
+        layers=profile(layer("matrix", 2.0, flops=0.3e9, nbytes=1e5), clock="host"),
     ),
-    "a CPU whose element-wise layers are faster than its memory: they work from the cache": (
+    "a CPU whose element-wise layers are faster than its memory: they work from the cache": planted_cpu(
         "unknown",
-        {
-            "device": "cpu",
-            "precision": "fp32",
-            "peaks": limits(CPU),
-            "split": TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
-            "layers": profile(layer("element-wise", 9.0, flops=1e6, nbytes=3 * 20e9 * 9e-3), clock="host"),
-        },
+        split=TimeBreakdown(wall_ms=10.0, compute_ms=9.9),
+        layers=profile(layer("element-wise", 9.0, flops=1e6, nbytes=3 * 20e9 * 9e-3), clock="host"),
     ),
 }
 

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import shutil
-import subprocess
 import sys
 import textwrap
 import threading
@@ -19,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from patience import HANG_S
+from programs import run_python
 from trt_engine.errors import UsageError
 from trt_engine.profiling.instruments.capture import (
     IntervalSet,
@@ -299,9 +299,7 @@ def child(tmp_path: Path, text: str, *paths: Path) -> dict[str, Any]:
     library = next(Path("/lib").glob("*/libm.so.6"), None) or next(Path("/usr/lib").glob("**/libm.so.6"))
     shutil.copy(library, tmp_path / "libcuda.so.1")
     environment = dict(os.environ, LD_LIBRARY_PATH=str(tmp_path), PYTHONPATH=os.pathsep.join(map(str, paths)))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(text)], env=environment, capture_output=True, text=True, timeout=HANG_S
-    )
+    done = run_python("-c", textwrap.dedent(text), env=environment, timeout=HANG_S)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)  # type: ignore[no-any-return]
 

@@ -10,13 +10,13 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from patience import HANG_S
+from programs import run_python
 
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="no C compiler for the stand-in driver")
@@ -49,10 +49,9 @@ def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def measured(driver: Path, number: int = 0, **planted: float) -> dict[str, Any]:
     told = {name: str(value) for name, value in planted.items()}
-    done = subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", MEASURE, str(driver), str(number)],
-        capture_output=True, text=True, timeout=HANG_S, env=os.environ | told,
-    )  # fmt: skip
+    done = run_python(
+        "-X", "faulthandler", "-c", MEASURE, str(driver), str(number), timeout=HANG_S, env=os.environ | told
+    )
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found

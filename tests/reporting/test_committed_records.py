@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import msgspec
 import pytest
 
 from patience import HANG_S
+from programs import run_python
 from trt_engine.profiling.instruments import ncu
 from trt_engine.records.profile import ProfileReport
 from trt_engine.reporting.report import report
@@ -116,9 +116,7 @@ def test_reports_are_made_of_the_records_without_any_backend(folder: Path) -> No
         "import sys, trt_engine as te; page = te.report(sys.argv[1], format='html'); assert '<h1' in page; "
         "print(sorted({'onnx', 'onnxruntime', 'torch', 'tensorrt'} & set(sys.modules)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, timeout=HANG_S, check=True
-    )
+    done = run_python("-c", code, str(folder), timeout=HANG_S, check=True)
     assert done.stdout.strip() == "[]"
 
 

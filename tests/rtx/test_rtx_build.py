@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +12,8 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+
+from programs import run_python
 
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: its builder is not tried")
 
@@ -411,9 +411,7 @@ for thread in threads:
     thread.join(300)
 print(len(list(folder.glob("*.engine"))), flush=True)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code, str(models["fp32"]), str(tmp_path)], capture_output=True, text=True, timeout=400
-    )
+    done = run_python("-c", code, str(models["fp32"]), str(tmp_path), timeout=400)
     assert done.stdout.strip() == "40", done.stderr[-2000:]
 
 

@@ -5,7 +5,6 @@ The recipes are made by PyTorch, in small; one plan holds every GPU that has the
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import ModuleType
 
 import pytest
 
+from programs import load_program, needs
 from rtx.networks import ROOT, build, check, count, has, refuse, written
 from trt_engine.cli.main import run
 from trt_engine.config.profiles import Profile, ShapeRange
@@ -25,17 +25,11 @@ Record = Callable[[str, object], None]
 Made = Callable[[str], Path]
 
 pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(
-        any(importlib.util.find_spec(name) is None for name in ("torch", "onnxscript", "transformers")),
-        reason="PyTorch, onnxscript or transformers is not installed here: `make test-full` runs this where they are",
-    ),
+    *needs("torch", "onnxscript", "transformers"),
     pytest.mark.skipif(
         distribution_version("tensorrt-rtx") is None,
         reason="TensorRT-RTX is not installed: no recipe was built with it",
     ),
-    pytest.mark.filterwarnings("ignore:::(torch|onnxscript|onnx_ir|transformers|copyreg)"),
 ]
 RECIPES = ROOT / "examples" / "recipes"
 TARGETS = RTX_TARGETS[1:]
@@ -54,11 +48,7 @@ SIZES = {"batch": (1, 2, 4), "B": (1, 2, 4), "sequence": (1, 16, 64), "T": (64, 
 def recipe(name: str) -> ModuleType:
     if str(RECIPES) not in sys.path:
         sys.path.insert(0, str(RECIPES))
-    spec = importlib.util.spec_from_file_location(f"recipe_{name}", RECIPES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(RECIPES / f"{name}.py", f"recipe_{name}")
 
 
 @pytest.fixture(scope="module")

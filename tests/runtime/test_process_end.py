@@ -12,6 +12,7 @@ import pytest
 
 import trt_engine as te
 from patience import HANG_S
+from programs import run_python
 from trt_engine.store import Store
 
 PROGRAM = """
@@ -97,8 +98,5 @@ def test_a_child_that_was_forked_ends_without_touching_what_its_parent_has_loade
     forked = FORKED.replace("child = os.fork()", held + "child = os.fork()").replace(
         "print(os.wait", "engine.runner._admission._lock.release()\nprint(os.wait"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", "import os\n" + PROGRAM + forked, str(engine), "batched"],
-        capture_output=True, text=True, timeout=HANG_S, check=False,
-    )  # fmt: skip
+    done = run_python("-c", "import os\n" + PROGRAM + forked, str(engine), "batched", timeout=HANG_S)
     assert (done.returncode, done.stdout) == (0, "7\nclosed\n"), done.stderr

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from programs import load_program
 from trt_engine.open_inference.messages import INFERENCE_SERVICE, message, service
 
 TOOL = Path(__file__).parents[2] / "tools" / "grpc_descriptors.py"
@@ -62,10 +61,7 @@ def test_every_message_is_one_of_the_clients() -> None:
 
 def test_the_committed_descriptors_are_those_of_the_description() -> None:
     pytest.importorskip("grpc_tools", reason="grpcio-tools is not installed")
-    spec = importlib.util.spec_from_file_location("grpc_descriptors", TOOL)
-    assert spec is not None and spec.loader is not None
-    tool: ModuleType = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(tool)
+    tool = load_program(TOOL, "grpc_descriptors")
     from google.protobuf import descriptor_pb2
 
     kept = descriptor_pb2.FileDescriptorSet.FromString(tool.TARGET.read_bytes())

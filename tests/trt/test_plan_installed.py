@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from programs import run_python
 from tensorrt_machines import H100, debian, library, loader_cache, package, trtexec, wheels, write
 from trt_engine.trt.installation import cached_libraries, detect_installation
 from trt_engine.trt.versions import Version
@@ -123,7 +122,7 @@ def test_looking_imports_nothing_of_tensorrt() -> None:
         "import trt_engine.trt.compatibility, trt_engine.trt.versions;"
         "print(sorted({'tensorrt', 'onnx', 'onnxruntime', 'torch'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = run_python("-c", script, check=True)
     assert done.stdout.strip() == "[]"
 
 

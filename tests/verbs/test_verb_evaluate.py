@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
+from programs import load_program
 from trt_engine.errors import AccuracyError, ShapeError, UsageError
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
@@ -64,12 +63,7 @@ def colours(folder: Path, each: int = 3) -> Path:
 
 
 def detect() -> Any:
-    spec = importlib.util.spec_from_file_location("digits_detect_here", DIGITS / "detect.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(DIGITS / "detect.py", "digits_detect_here")
 
 
 # ------------------------------------------------------------------------------------------------ detectors

@@ -57,13 +57,10 @@ def find_option(name: str) -> TrtexecOption | None:
     return OPTIONS.get(name) or _kebab_spellings().get(name)
 
 
-def _kebab(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower()
-
-
 @functools.cache
 def _kebab_spellings() -> dict[str, TrtexecOption]:
-    return {_kebab(name): option for name, option in OPTIONS.items() if name != "--warmUp" and name.startswith("--")}
+    kebab = {re.sub(r"(?<=[a-z0-9])([A-Z])", r"-\1", name).lower(): option for name, option in OPTIONS.items()}
+    return {name: option for name, option in kebab.items() if name != "--warm-up" and name.startswith("--")}
 
 
 def translate_args(verb: str, params: Sequence[click.Parameter], args: Sequence[str]) -> TranslatedArgs:

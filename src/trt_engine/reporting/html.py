@@ -52,7 +52,12 @@ def _templates() -> Environment:
         loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    templates.globals |= {"kind": _block_kind, "svg": _render_chart, "legend": _render_legend, "code": _render_code}
+    templates.globals |= {
+        "kind": _block_kind,
+        "svg": lambda chart: Markup(draw(chart)),
+        "legend": _render_legend,
+        "code": _render_code,
+    }
     templates.globals["picture"] = _picture_data
     return templates
 
@@ -79,10 +84,6 @@ def _picture_data(picture: Picture) -> str:
     except OSError:
         return ""
     return f"data:image/jpeg;base64,{base64.b64encode(data).decode()}" if data.startswith(b"\xff\xd8\xff") else ""
-
-
-def _render_chart(chart: Chart) -> Markup:
-    return Markup(draw(chart))  # escapes its own text
 
 
 def _render_legend(chart: Chart) -> list[tuple[Markup, str]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
 import pytest
 
 import trt_engine as te
+from programs import needs
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here"),
-    pytest.mark.filterwarnings("ignore:::(torch|onnx|copyreg)"),
-]
+pytestmark = needs("torch")
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

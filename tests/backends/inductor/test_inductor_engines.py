@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -18,17 +17,13 @@ from onnx import helper
 
 import trt_engine as te
 from onnx_models import FLOAT, fp8_qdq, int8_qdq, node, save
+from programs import load_program, needs
 from trt_engine.backends.inductor.build import check_half
 from trt_engine.device import info
 from trt_engine.errors import BuildError, EngineError, FeedError, ModelError, PrecisionError, SetupError
 from trt_engine.store import Store
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.full,
-    pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed here"),
-    pytest.mark.filterwarnings("ignore:::(torch|onnx|copyreg)"),
-]
+pytestmark = needs("torch")
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -55,11 +50,7 @@ def plain(model: Path, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 @pytest.fixture(scope="module")
 def program() -> Iterator[ModuleType]:
     path = Path(__file__).parents[3] / "benchmarks" / "importer_fuzz.py"
-    spec = importlib.util.spec_from_file_location("importer_fuzz", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["importer_fuzz"] = module
-    spec.loader.exec_module(module)
+    module = load_program(path, "importer_fuzz")
     yield module
     del sys.modules["importer_fuzz"]
 

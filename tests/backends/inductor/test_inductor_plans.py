@@ -261,15 +261,11 @@ def test_a_half_type_that_the_processor_has_no_instructions_for_is_refused(
 # ------------------------------------------------------------------------------------------------ precision
 
 
-def board(capability: str) -> info.Gpu:
-    return replace(H200, compute_capability=capability)
-
-
 @pytest.mark.parametrize(
     ("capability", "types"), [("7.5", ()), ("8.6", ("int8",)), ("9.0", ("int8", "fp8")), ("10.0", ("int8", "fp8"))]
 )
 def test_quantized_types_are_those_of_the_tensor_cores(capability: str, types: tuple[str, ...]) -> None:
-    assert building.quantized_types(board(capability)) == types
+    assert building.quantized_types(replace(H200, compute_capability=capability)) == types
 
 
 def test_a_cpu_computes_no_layer_in_a_quantized_type() -> None:

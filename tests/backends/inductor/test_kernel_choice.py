@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from programs import run_python
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
@@ -87,7 +87,5 @@ assert int((found.int() - wanted.int()).abs().max()) <= 1 and int(found.min()) =
 
 def test_views_nan_and_saturation_in_the_interpreter() -> None:
     environment = os.environ | {"TRITON_INTERPRET": "1"}
-    done = subprocess.run(
-        [sys.executable, "-c", _STRIDED], env=environment, capture_output=True, text=True, timeout=120
-    )
+    done = run_python("-c", _STRIDED, env=environment, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -19,6 +18,7 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from patience import HANG_S
+from programs import run_python
 from trt_engine.backends.onnxruntime.host_session import OnnxRuntimeSession
 from trt_engine.backends.onnxruntime.run import OnnxRuntime
 from trt_engine.backends.onnxruntime.session import _run_in_thread
@@ -175,9 +175,7 @@ def test_how_many_threads_are_too_many_follows_the_cores_and_an_engine_of_a_larg
     build, tmp_path: Path
 ):
     engine = build(models.two_inputs(tmp_path / "net.onnx"))
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL, str(engine.path)], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = run_python("-c", SMALL, str(engine.path), timeout=HANG_S)
     assert done.stdout.splitlines() == [
         "16", "17 threads exceed the limit of 16 with 1 available core", "1"
     ], done.stderr  # fmt: skip
@@ -215,9 +213,7 @@ with te.load(Path(sys.argv[1])) as runner:
 
 def test_running_out_of_memory_is_told_and_the_session_lives_on(build, tmp_path: Path):
     engine = build(models.conv_net(tmp_path / "net.onnx"), batch=(1, 1, 65536))
-    done = subprocess.run(
-        [sys.executable, "-c", HUNGRY, str(engine.path)], capture_output=True, text=True, timeout=HANG_S, check=False
-    )
+    done = run_python("-c", HUNGRY, str(engine.path), timeout=HANG_S)
     assert done.stdout.splitlines() == [
         "exhausted: ONNX Runtime could not allocate 268435456 bytes while running", "answers again: (1, 16)"
     ], done.stderr  # fmt: skip

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import _thread
 import logging
-import subprocess
-import sys
 import threading
 
 import pytest
 
 from patience import HANG_S, until
+from programs import run_python
 from trt_engine.backends.tensorrt import build_progress as module
 from trt_engine.backends.tensorrt.build_progress import BuildProgress, run_in_thread
 
@@ -70,5 +69,5 @@ try:
 except KeyboardInterrupt:
     print('left', flush=True)
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=HANG_S, check=True)
+    done = run_python("-c", script, timeout=HANG_S, check=True)
     assert done.stdout == "left\nwhole\n", done.stderr

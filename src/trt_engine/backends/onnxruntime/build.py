@@ -78,7 +78,8 @@ class OnnxRuntimeBuilder:
         graph, means, sizes = _prepared(model, model.proto if fused is None else fused.proto, choice, config)
         if graph is None and fused is not None:
             graph = fused.proto.SerializeToString()
-        risky = _can_crash(model.graph, choice)
+        # narrow types on the CPU, which has few kernels for them, so that passes insert casts
+        risky = not choice.on_gpu and _contains_dtype(model.graph, _NARROW)
         disabled = session.CRASHING_OPTIMIZERS if risky else ()
         level, crashes = (
             highest_safe_level(model.path, graph, level, disabled, payload.parent) if risky else (level, ())
@@ -201,12 +202,6 @@ _FLOAT8 = {
 }
 _FLOAT16 = {onnx.TensorProto.FLOAT16}
 _NARROW = {onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-
-
-def _can_crash(graph: GraphIndex, choice: ProviderSelection) -> bool:
-    """Whether ONNX Runtime's optimiser is tried in a child process first: narrow types on the CPU, which has few kernels
-    for them, so that passes insert casts."""
-    return not choice.on_gpu and _contains_dtype(graph, _NARROW)
 
 
 def _contains_dtype(graph: GraphIndex, kinds: Container[int]) -> bool:

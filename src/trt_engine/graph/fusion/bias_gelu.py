@@ -27,10 +27,6 @@ def compose_gelu(graph: FusionGraph) -> None:
     graph.rewrite_each("fast_gelu", ("Tanh",), _fuse_tanh)
 
 
-def _factor(scaled: tuple[str, float] | None) -> str:
-    return "no constant" if scaled is None else f"{scaled[1]:.6g}"
-
-
 def _close(value: float | None, wanted: float) -> bool:
     return value is not None and abs(value - wanted) <= _TOLERANCE * abs(wanted)
 
@@ -74,7 +70,8 @@ def _fuse_erf(graph: FusionGraph, erf: NodeProto) -> None:
     source = graph.producer(erf.input[0])
     scaled = graph.factor(source) if source is not None else None
     if scaled is None or not _close(scaled[1], math.sqrt(0.5)):
-        raise NotFused(f"its argument is x times {_factor(scaled)}, expected the root of 0.5")
+        factor = "no constant" if scaled is None else f"{scaled[1]:.6g}"
+        raise NotFused(f"its argument is x times {factor}, expected the root of 0.5")
     if not graph.is_private(erf.input[0]):
         raise NotFused("its argument is read elsewhere too")
     _fuse_half_product(graph, erf, scaled[0], "none")

@@ -166,10 +166,6 @@ _reader: _RecordReader | None = None
 """The current capture; CUPTI keeps our two callbacks and may call them after it."""
 
 
-def _buffer_requested() -> tuple[int, int]:
-    return BUFFER_BYTES, 0
-
-
 def _buffer_completed(records: Sequence[Any]) -> None:
     if _reader is not None:
         _reader.read(records)
@@ -185,7 +181,7 @@ def _tracing(book: _RecordReader) -> Iterator[None]:
     enabled: list[int] = []
     try:
         try:
-            api.activity_register_callbacks(_buffer_requested, _buffer_completed)
+            api.activity_register_callbacks(lambda: (BUFFER_BYTES, 0), _buffer_completed)
             for name in (*_REQUIRED_KINDS, *_OPTIONAL_KINDS):
                 if _enable_kind(name, needed=name in _REQUIRED_KINDS):
                     enabled.append(getattr(api.ActivityKind, name))

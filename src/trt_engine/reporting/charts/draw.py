@@ -107,7 +107,11 @@ def _points(chart: LineChart | Scatter) -> tuple[float, list[str]]:
     parts = [y_axis(y_ticks, y_at, chart.y_label), x_axis(x_ticks, x_at, height, chart.x_label)]
     if isinstance(chart, Scatter) and len(chart.front) > 1:
         parts.append(_polyline("front", chart.front, x_at, y_at))
-    taken = [] if isinstance(chart, LineChart) else [_around(x_at(p.x), y_at(p.y)) for p in points]
+    taken = (
+        []
+        if isinstance(chart, LineChart)
+        else [(x_at(p.x) - 6, y_at(p.y) - 6, x_at(p.x) + 6, y_at(p.y) + 6) for p in points]
+    )
     for index, line in enumerate(lines):
         if line.style != "points" and len(line.points) > 1:
             parts.append(_polyline(_line_class(line, index), line.points, x_at, y_at))
@@ -149,11 +153,6 @@ def _line_legend(lines: Sequence[Line], *, front: bool = False) -> list[tuple[st
     if "cliff" in marks:
         found.append(('<path class="cliff" d="M12 0l6 6l-6 6l-6 -6z"/>', "cliff: avoid this batch size"))
     return found
-
-
-def _around(x: float, y: float) -> _Box:
-    """The room of a marker."""
-    return (x - 6, y - 6, x + 6, y + 6)
 
 
 def _is_free(box: _Box, taken: Iterable[_Box]) -> bool:

@@ -188,7 +188,8 @@ class Search:
         before: list[Restart] = []  # of the same candidates
         while len(active) > 1:
             left_s = self.budget_s - self._elapsed()
-            restart_s = _restart_s([sides[index] for index in active])
+            # each engine is loaded and runs its bursts, an eighth of the time or more
+            restart_s = sum(sides[index].load_s + 6 * sides[index].query_s for index in active) * 8 / 7
             loads = min(MIN_RESTARTS, int(left_s / restart_s))
             if loads < 2 and last.loads == 1 and len(active) > 2:
                 active = sorted(active, key=self._rank)[:-1]
@@ -428,8 +429,3 @@ class _Round:
         """Position of the fastest eligible candidate."""
         first = self.eligible[0]
         return min(self.eligible, key=lambda at: self.difference(at, first)[0] if at != first else 0.0)
-
-
-def _restart_s(sides: Sequence[Side]) -> float:
-    """Seconds of the shortest restart: each engine is loaded and runs its bursts, an eighth of the time or more."""
-    return sum(side.load_s + 6 * side.query_s for side in sides) * 8 / 7

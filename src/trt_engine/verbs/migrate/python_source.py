@@ -15,6 +15,7 @@ from trt_engine.verbs.migrate.rules import Rule, RuleSet
 from trt_engine.verbs.migrate.source import Edit, Hit, Source
 from trt_engine.verbs.migrate.version_guards import VersionGuards, last_name
 
+_LEAVES = ast.Return | ast.Raise | ast.Continue | ast.Break
 _MODULES = frozenset(
     f"tensorrt{end}{inner}" for end in ("", "_bindings", "_lean", "_dispatch") for inner in ("", ".tensorrt")
 )
@@ -100,7 +101,7 @@ class _Live(ast.NodeTransformer):
         """Statements after a branch that always leaves the block do not run."""
         body = getattr(node, "body", None)
         for at, item in enumerate(body if isinstance(body, list) else ()):
-            if isinstance(item, ast.If) and self.guards.evaluate(item.test) and _leaves(item.body):
+            if isinstance(item, ast.If) and self.guards.evaluate(item.test) and isinstance(item.body[-1], _LEAVES):
                 node.body = body[: at + 1]  # type: ignore[attr-defined, index]
                 break
         return super().generic_visit(node)
@@ -549,7 +550,10 @@ class _Scan(ast.NodeVisitor):
             off = isinstance(value, ast.Constant) and str(value.value) in ("False", "0", "false")
             if key is not None and (
                 (name in _SWITCHED and off)
-                or (name == "trt_tactic_sources" and not _names_removed(self.values.texts(value)))
+                or (
+                    name == "trt_tactic_sources"
+                    and not re.search("cublas|cudnn", " ".join(self.values.texts(value)), re.IGNORECASE)
+                )
             ):
                 self.handled.add(key)
             low = {"half", "float16", "bfloat16", "int8"} & set(_names(value))
@@ -681,10 +685,6 @@ def _joined(owner: str, name: str) -> str:
     return ".".join(filter(None, (owner, name))).removeprefix("tensorrt.")
 
 
-def _names_removed(texts: list[str]) -> bool:
-    return any(re.search("cublas|cudnn", text, re.IGNORECASE) for text in texts)
-
-
 def _root(node: ast.expr) -> str | None:
     """The name that a chain of attributes begins with."""
     while isinstance(node, ast.Attribute):
@@ -702,10 +702,6 @@ def _names(node: ast.AST) -> list[str]:
         for one in ast.walk(node)
         if isinstance(one, ast.Name | ast.Attribute)
     ][::-1]
-
-
-def _leaves(body: list[ast.stmt]) -> bool:
-    return bool(body) and isinstance(body[-1], ast.Return | ast.Raise | ast.Continue | ast.Break)
 
 
 def _is_tensor(node: ast.expr) -> bool:
