@@ -13,6 +13,7 @@ from trt_engine.environment import Environment
 from trt_engine.plan_header import PlanHeader
 from trt_engine.records.passport import BuildInfo, DtypeShare, Passport, Payload, Precision, Requirements, Source
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.doctor.machine import Machine
 
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", 81559, "9.0", "580.159.03")
 H200 = Gpu(0, "NVIDIA H200", "GPU-2", 143771, "9.0", "580.159.03")
@@ -196,3 +197,17 @@ def onnxruntime_gpu(folder: Path, tensorrt: int | None = 10, cuda: int = 12) -> 
         write(folder, f"{capi}_tensorrt.so", elf_bytes(*links))
     write(folder, f"{capi}_cuda.so", elf_bytes(f"libcublasLt.so.{cuda}", f"libcudart.so.{cuda}", "libc.so.6"))
     return folder
+
+
+def machine(root: Path, board: Gpu | None = H100, library_path: str = "", **variables: str) -> Machine:
+    """The machine of the files under `root`."""
+    return Machine(
+        root=root,
+        packages=(str(root / "site"),),
+        path="",
+        working_folder=root,
+        store=root / "store",
+        library_path=library_path,
+        variables=variables,
+        boards=(board,) if board else (),
+    )

@@ -10,13 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from sealed import seal_model
 from trt_engine.backend import get_backend
 from trt_engine.config.build import BuildConfig
-from trt_engine.engine import Engine, payload_files
-from trt_engine.environment import Environment
+from trt_engine.engine import Engine
 from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPaths
-from trt_engine.records.passport import BuildInfo, Passport, Source
 
 
 def write_model(path: Path, *, width: int = 8) -> Path:
@@ -42,29 +40,9 @@ def build_engine(
     model: Path, folder: Path, name: str, *, device: str, batch: tuple[int, int, int] = (1, 2, 4)
 ) -> Engine:
     """The engine of a model by one backend, sealed in `folder`."""
-    backend_spec = get_backend(name)
-    opened = open_model(model)
-    config = BuildConfig(backend=name, device=device, batch=batch)
-    builder = backend_spec.load_component("builder")()
-    payload = folder / f"{model.stem}{backend_spec.payload_suffix}"
-    payload.parent.mkdir(parents=True, exist_ok=True)
-    config = BuildConfig(backend=name, device=device, profiles=config.resolve(opened.signature))
-    outcome = builder.build(opened, config, BuildPaths(payload))
-    passport = Passport(
-        schema="trt-engine/passport",
-        schema_version=1,
-        backend=name,
-        payload=payload_files(payload, outcome.files),
-        model=Source(opened.name, opened.digest, opened.opsets.get(""), model.name),
-        signature=outcome.signature,
-        profiles=config.profiles,
-        precision=outcome.precision,
-        device=device,
-        build=BuildInfo(command="trt-engine build", config={}, seconds=0.0, identity=builder.identity(config)),
-        environment=Environment.detect(),
-        requirements=outcome.requirements,
-    )
-    return Engine.seal(payload, passport)
+    profiles = BuildConfig(backend=name, device=device, batch=batch).resolve(open_model(model).signature)
+    payload = folder / f"{model.stem}{get_backend(name).payload_suffix}"
+    return seal_model(model, payload, BuildConfig(backend=name, device=device, profiles=profiles))
 
 
 @pytest.fixture(scope="session")

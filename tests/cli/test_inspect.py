@@ -15,6 +15,8 @@ import numpy as np
 import pytest
 from onnx import numpy_helper
 
+from sealed import seal_model
+
 sys.path.insert(0, str(Path(__file__).parents[1]))  # the models of tests/graph, wherever pytest starts
 from graph import models
 
@@ -112,36 +114,12 @@ def test_what_is_no_whole_model_ends_with_four_and_a_hint(cli: Run, tmp_path: Pa
 @pytest.fixture
 def engine(tmp_path: Path) -> Any:
     """A detector sealed as an engine of the fake backend, which needs no library but ONNX's."""
-    from trt_engine.backends.fake.build import FakeBuilder
     from trt_engine.config.build import BuildConfig
     from trt_engine.config.profiles import parse_profile
-    from trt_engine.engine import Engine, payload_files
-    from trt_engine.environment import Environment
-    from trt_engine.graph.load import open_model
-    from trt_engine.protocols import BuildPaths
-    from trt_engine.records.passport import BuildInfo, Passport, Source
 
-    model = open_model(models.save(models.detector(height=8, width=8), tmp_path))
-    payload = tmp_path / "model.fake"
+    model = models.save(models.detector(height=8, width=8), tmp_path)
     config = BuildConfig(backend="fake", device="fake", profiles=(parse_profile("images:1x3x8x8,2x3x8x8,4x3x8x8"),))
-    outcome = FakeBuilder().build(model, config, BuildPaths(payload))
-    return Engine.seal(
-        payload,
-        Passport(
-            schema="trt-engine/passport",
-            schema_version=1,
-            backend="fake",
-            payload=payload_files(payload, outcome.files),
-            model=Source(model.name, model.digest, model.opsets.get(""), model.path.name),
-            signature=outcome.signature,
-            profiles=config.profiles,
-            precision=outcome.precision,
-            device=outcome.device or "fake",
-            build=BuildInfo("trt-engine build model.onnx --backend fake", {}, 0.1, FakeBuilder().identity(config)),
-            environment=Environment.detect(),
-            requirements=outcome.requirements,
-        ),
-    )
+    return seal_model(model, tmp_path / "model.fake", config)
 
 
 def test_an_engine_is_told_from_its_passport(cli: Run, engine: Any) -> None:

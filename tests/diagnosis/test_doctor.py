@@ -11,20 +11,13 @@ from pathlib import Path
 import pytest
 
 import trt_engine.verbs.doctor.machine_checks as checks
+from tensorrt_machines import write
 from trt_engine.command_line.output import editable_hint
 from trt_engine.limits import LIMITS, RECORD_SIZE
 from trt_engine.records.diagnosis import Diagnosis, DoctorReport
 from trt_engine.verbs.doctor.import_probe import identity_model
 from trt_engine.verbs.doctor.machine import Machine
 from trt_engine.verbs.doctor.run import doctor
-
-
-def write(root: Path, path: str, text: str, mode: int = 0o644) -> Path:
-    file = root / path.lstrip("/")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    file.chmod(mode)
-    return file
 
 
 def install(folder: Path, name: str, version: str, files: list[str], requires: tuple[str, ...] = ()) -> None:

@@ -6,16 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tensorrt_machines import write
 from trt_engine.verbs.doctor.machine import Machine, requirement_holds
-
-
-def write(root: Path, path: str, text: str, mode: int = 0o644) -> Path:
-    file = root / path.lstrip("/")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text)
-    file.chmod(mode)
-    return file
-
 
 MEMINFO = "MemTotal:       33554432 kB\nMemFree:  1 kB\nMemAvailable:   16777216 kB\n"
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import tensorrt_machines
 import trt_engine.verbs.doctor.machine_checks as checks
 from tensorrt_machines import H100, L4, RTX5090, library, rtx_provider, rtx_wheels, write
 from trt_engine.command_line.output import result_text as text
@@ -24,16 +25,7 @@ TYPED = re.compile(r"^(pip |sudo |export |trt-engine )")
 
 
 def machine(root: Path, board: Gpu | None = L4, library_path: str = "") -> Machine:
-    return Machine(
-        root=root,
-        packages=(str(root / "site"),),
-        path="",
-        working_folder=root,
-        store=root / "store",
-        library_path=library_path,
-        variables={},
-        boards=(board,) if board else (),
-    )
+    return tensorrt_machines.machine(root, board, library_path)
 
 
 def said(where: Machine) -> dict[str, Diagnosis]:

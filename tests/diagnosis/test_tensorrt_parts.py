@@ -20,6 +20,7 @@ from tensorrt_machines import (
     V100,
     debian,
     library,
+    machine,
     onnxruntime_gpu,
     package,
     trtexec,
@@ -33,19 +34,6 @@ from trt_engine.verbs.doctor.run import doctor
 
 SCHEMA = Path(__file__).parents[2] / "docs" / "schemas" / "doctor.json"
 TYPED = re.compile(r"^(pip |sudo |export |unset |docker |trt-engine )")
-
-
-def machine(root: Path, board: Gpu | None = H100, library_path: str = "", **variables: str) -> Machine:
-    return Machine(
-        root=root,
-        packages=(str(root / "site"),),
-        path="",
-        working_folder=root,
-        store=root / "store",
-        library_path=library_path,
-        variables=variables,
-        boards=(board,) if board else (),
-    )
 
 
 def said(where: Machine) -> dict[str, Diagnosis]:

@@ -10,15 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from trt_engine.backends.fake.build import FakeBuilder
+from sealed import seal_model
 from trt_engine.backends.fake.run import FakeRuntime, FakeSession
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.engine import Engine, payload_files
-from trt_engine.environment import Environment
-from trt_engine.graph.load import open_model
-from trt_engine.protocols import BuildPaths
-from trt_engine.records.passport import BuildInfo, Passport, Precision, Source
+from trt_engine.engine import Engine
 from trt_engine.runtime.assemble import assemble
 from trt_engine.runtime.inference_engine import InferenceEngine
 
@@ -46,25 +42,8 @@ def seal(tmp_path: Path) -> Seal:
     """`seal(model, profiles=..., batch=...)`: the model as an engine of the fake backend."""
 
     def sealed(path: Path, **settings: object) -> Engine:
-        model = open_model(path)
         config = BuildConfig(backend="fake", device="fake:0", **settings)
-        payload = tmp_path / f"{path.stem}.fake"
-        outcome = FakeBuilder().build(model, config, BuildPaths(payload))
-        passport = Passport(
-            schema="trt-engine/passport",
-            schema_version=1,
-            backend="fake",
-            payload=payload_files(payload),
-            model=Source(model.name, model.digest, 20, path.name),
-            signature=outcome.signature,
-            profiles=config.resolve(model.signature),
-            precision=Precision(None),
-            device="fake:0",
-            build=BuildInfo(command="trt-engine build", config={}, seconds=0.0, identity="fake"),
-            environment=Environment.detect(),
-            requirements=outcome.requirements,
-        )
-        return Engine.seal(payload, passport)
+        return seal_model(path, tmp_path / f"{path.stem}.fake", config)
 
     return sealed
 

@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from sealed import seal_model
 from trt_engine.backend import get_backend
 from trt_engine.backends.fake.build import FakeBuilder
 from trt_engine.backends.fake.run import FakeContext, FakeRuntime, FakeSession, check_compatibility
@@ -18,12 +19,11 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Stream
 from trt_engine.device.fake import FakeBuffer, FakeDevice
-from trt_engine.engine import Engine, payload_files
-from trt_engine.environment import Environment
+from trt_engine.engine import Engine
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.protocols import BuildPaths
-from trt_engine.records.passport import BuildInfo, Passport, Precision, Source
+from trt_engine.records.passport import Precision
 
 Seal = Callable[..., Engine]
 
@@ -44,27 +44,8 @@ def model(path: Path, op: str, kind: int = TensorProto.FLOAT, domain: str = "") 
 @pytest.fixture
 def seal(tmp_path: Path) -> Seal:
     def sealed(op: str = "Neg") -> Engine:
-        opened = open_model(model(tmp_path / "m.onnx", op))
         config = BuildConfig(backend="fake", device="fake:0", batch=(1, 2, 4))
-        payload = tmp_path / "m.fake"
-        outcome = FakeBuilder().build(opened, config, BuildPaths(payload))
-        passport = Passport(
-            schema="trt-engine/passport",
-            schema_version=1,
-            backend="fake",
-            payload=payload_files(payload),
-            model=Source("m", opened.digest, 20, "m.onnx"),
-            signature=outcome.signature,
-            profiles=config.resolve(opened.signature),
-            precision=outcome.precision,
-            device="fake:0",
-            build=BuildInfo(
-                command="trt-engine build", config={}, seconds=0.0, identity=FakeBuilder().identity(config)
-            ),
-            environment=Environment.detect(),
-            requirements=outcome.requirements,
-        )
-        return Engine.seal(payload, passport)
+        return seal_model(model(tmp_path / "m.onnx", op), tmp_path / "m.fake", config)
 
     return sealed
 
