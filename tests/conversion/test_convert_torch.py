@@ -536,7 +536,7 @@ def _planted() -> Any:
 def test_a_product_that_onnx_lacks_names_the_setting_of_the_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from trt_engine.conversion.torch.export_errors import ExportFailed
+    from trt_engine.conversion.torch.torch_export import ExportFailed
 
     def lacks(*_: Any, **__: Any) -> None:
         raise ExportFailed("No ONNX function found for <OpOverload(op='transformers.grouped_mm_fallback')>")

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_engine.device import dlpack, foreign, open_device
-from trt_engine.device.cuda import availability
+from trt_engine.device.cuda import libcuda
 from trt_engine.device.host import HostDevice
 from trt_engine.errors import SetupError, UsageError
 
@@ -146,7 +146,7 @@ def test_a_lender_that_refuses_is_a_usage_error() -> None:
 # ------------------------------------------------------------------------------------------------ a machine without
 
 
-@pytest.mark.skipif(availability._is_importable("cuda.core"), reason="this machine has cuda-core")
+@pytest.mark.skipif(libcuda._is_importable("cuda.core"), reason="this machine has cuda-core")
 def test_a_gpu_without_its_packages_is_a_setup_error_that_says_what_to_install() -> None:
     with pytest.raises(SetupError, match=r"memory on `cuda:1` needs `cuda\.core`.* not installed") as caught:
         open_device("cuda:1")

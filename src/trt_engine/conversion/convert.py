@@ -200,7 +200,7 @@ def _convert_source(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
 
 
 def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
-    from trt_engine.conversion.torch import bound_module, export_errors, torch_export, torch_loading
+    from trt_engine.conversion.torch import bound_module, torch_export, torch_loading
     from trt_engine.conversion.torch.loaded_module import fix_arguments
 
     source = request.source
@@ -224,10 +224,10 @@ def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
         try:
             if name == "torchscript" and (reads := torch_export.frozen_values(call)):  # a trace records one branch
                 if not request.config.allow_frozen_branches:
-                    raise export_errors.ExportFailed("; ".join(map(str, reads[:_MAX_SHOWN_READS])), reads[0])
+                    raise torch_export.ExportFailed("; ".join(map(str, reads[:_MAX_SHOWN_READS])), reads[0])
                 warnings += [str(read).replace("would keep", "keeps") for read in reads]
             exported = torch_export.export_torch(call, name, request.opset, staging)
-        except export_errors.ExportFailed as error:
+        except torch_export.ExportFailed as error:
             attempts.append(ExportAttempt(name, time.monotonic() - started, str(error)))
             log.info("the %s exporter failed: %s", name, error)
             if error.read is not None:

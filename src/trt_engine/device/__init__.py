@@ -260,6 +260,6 @@ def open_device(text: str | int, *, limit_bytes: int | None = None) -> Device:
         from trt_engine.device.fake import FakeDevice
 
         return FakeDevice(number, limit_bytes=limit_bytes)
-    from trt_engine.device.cuda.availability import open_cuda_device
+    from trt_engine.device.cuda.libcuda import open_cuda_device
 
     return open_cuda_device(number, limit_bytes)

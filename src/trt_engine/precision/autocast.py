@@ -35,7 +35,7 @@ from trt_engine.graph.operators import checker_error
 from trt_engine.graph.typing_rules import check_strong_typing
 from trt_engine.precision.cast_model import check_target
 from trt_engine.precision.cast_rules import CastChanges
-from trt_engine.precision.exclusions import Exclusions
+from trt_engine.precision.layer_selection import Exclusions
 from trt_engine.records.precision import CastReport, Fp32Node
 
 log = logging.getLogger(__name__)

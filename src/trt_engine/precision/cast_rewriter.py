@@ -45,7 +45,7 @@ from trt_engine.precision.cast_rules import (
     to_half,
     uses_fp32,
 )
-from trt_engine.precision.exclusions import Exclusions
+from trt_engine.precision.layer_selection import Exclusions
 from trt_engine.records.precision import Fp32Node, Fp32ReasonCode, RangesReport
 
 _NORM_REASON = "part of a normalisation: squares and their root leave FP16's range and lose BF16's digits"

@@ -17,10 +17,10 @@ from onnx import ModelProto, NodeProto, TensorProto, helper
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import Weights, consumers_of, retain_items
 from trt_engine.graph.shape_inference import TensorInfo
-from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
     LINEAR_OPS,
+    Exclusions,
     LayerSelection,
     QuantizableLayer,
 )

@@ -18,9 +18,9 @@ from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import NameAllocator, NodeBuilder, Weights, drop_unused, inline_value, set_input
 from trt_engine.model import GraphIndex
 from trt_engine.precision.cpu_layer_selection import IntegerGraph
-from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
+    Exclusions,
     LayerSelection,
     QuantizableLayer,
 )

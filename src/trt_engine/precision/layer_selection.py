@@ -1,4 +1,4 @@
-"""Select the layers that a format can quantize, with the reason for every other layer.
+"""Select the layers that a format can quantize, with the reason for every other layer, and what the caller excludes.
 
 Only linear operators with constant weights are quantized, and only their inputs: no scale spans a Concat of different
 ranges, and no Q/DQ separates a convolution, its normalization and its activation.
@@ -6,20 +6,22 @@ ranges, and no Q/DQ separates a convolution, its normalization and its activatio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
+from trt_engine.config.precision import CastConfig, QuantizeConfig
 from trt_engine.errors import UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.edit_graph import Weights, consumers_of
+from trt_engine.graph.module_paths import names_of
 from trt_engine.graph.shape_inference import TensorInfo, trace
-from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.formats import Format
 from trt_engine.records.precision import UnquantizedNode
-from trt_engine.tensors import Shape, format_shape
+from trt_engine.tensors import Shape, format_shape, suggest
 
 CONV_OPS = ("Conv", "ConvTranspose")
 MATMUL_OPS = ("MatMul", "Gemm")
@@ -251,3 +253,48 @@ def skip_output_layers(proto: ModelProto, selection: LayerSelection) -> LayerSel
     reason = "it is the last layer before an output (`--quantize-outputs` takes it too)"
     found = selection.without(lambda site: reason if site.output_name in heads else None)
     return found if found.layers else selection
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusions:
+    """Nodes that the caller excludes."""
+
+    nodes: Sequence[str] = ()
+    """Names of nodes, their modules or their outputs."""
+    types: Sequence[str] = ()
+    """Operators, with their domain unless it is the standard one."""
+    patterns: Sequence[str] = ()
+    """Shell patterns for names of nodes and PyTorch modules, as `/head/*` and `layer4.*`."""
+
+    @classmethod
+    def of(cls, config: CastConfig | QuantizeConfig) -> Exclusions:
+        return cls(config.exclude_nodes, config.exclude_types, config.exclude_patterns)
+
+    def reason(self, node: NodeProto) -> str | None:
+        """Why a node is excluded, or None."""
+        if not set(self.nodes).isdisjoint(_names(node)):
+            return "excluded by name"
+        if walk.qualified_name(node) in self.types:
+            return f"excluded by operator `{walk.qualified_name(node)}`"
+        fitting = (item for item in self.patterns if any(fnmatchcase(name, item) for name in names_of(node)))
+        return next((f"excluded by `{pattern}`" for pattern in fitting), None)
+
+    def check(self, proto: ModelProto) -> None:
+        """Raise `UsageError` for a name, operator or pattern without a match, such as a typing error."""
+        nodes = [place.node for place in walk.nodes(proto)]
+        names = {name for node in nodes for name in _names(node)}
+        types = {walk.qualified_name(node) for node in nodes}
+        for given, known, flag in ((self.nodes, names, "node"), (self.types, types, "operator")):
+            for item in given:
+                if item not in known:
+                    raise UsageError(f"the model has no {flag} `{item}` to exclude", hint=suggest(item, sorted(known)))
+        for pattern in self.patterns:
+            if not any(fnmatchcase(name, pattern) for node in nodes for name in names_of(node)):
+                raise UsageError(
+                    f"no node name matches the pattern `{pattern}`", hint="`*` matches anything, as in `/head/*`"
+                )
+
+
+def _names(node: NodeProto) -> Iterator[str]:
+    yield from names_of(node)
+    yield from filter(None, node.output)

@@ -46,11 +46,11 @@ from trt_engine.precision.cpu_layer_selection import (
 )
 from trt_engine.precision.cpu_qdq import CpuQdqWriter, DynamicQuantWriter, Range, select_dynamic_layers, weight_bits
 from trt_engine.precision.emulate import check_biases, emulate_convolutions, emulate_proto
-from trt_engine.precision.exclusions import Exclusions
 from trt_engine.precision.formats import Format, get_format
 from trt_engine.precision.layer_selection import (
     CONV_OPS,
     LOG_REASON,
+    Exclusions,
     LayerSelection,
     QuantizableLayer,
     check_block_size,
