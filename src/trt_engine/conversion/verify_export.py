@@ -391,7 +391,8 @@ def _mismatch_error(
         hints = {
             "dynamo": "the other exporter may do better: `--exporter torchscript`",
             "torchscript": "the other exporter may do better: `--exporter dynamo`",
-            "tf2onnx": "TFLite with quantised weights rounds activations too: `--tolerance` sets what is accepted",
+            "tf2onnx": "`--tolerance` sets what is accepted: TensorFlow's bicubic resize takes its weights from a table of 1024, "
+            "and TFLite with quantised weights rounds activations too",
         }
         return AccuracyError(
             f"{what} differs from its source on the inputs it was exported with: {stated}",
