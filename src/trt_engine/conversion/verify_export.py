@@ -391,7 +391,7 @@ def _mismatch_error(
         hints = {
             "dynamo": "the other exporter may do better: `--exporter torchscript`",
             "torchscript": "the other exporter may do better: `--exporter dynamo`",
-            "tf2onnx": "`--tolerance` sets what is accepted: TensorFlow's bicubic resize takes its weights from a table of 1024, "
+            "tf2onnx": "`--tolerance` sets what is accepted: TensorFlow's bicubic resize has a table of 1024 weights, "
             "and TFLite with quantised weights rounds activations too",
         }
         return AccuracyError(

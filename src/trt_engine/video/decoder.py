@@ -227,8 +227,9 @@ class PyAvDecoder(Closing):
                 raise VideoError(_reason(error)) from error
             if packet is None or packet.size == 0:  # an empty one ends the stream
                 return
+            silent = self._live and time.monotonic() - asked_s >= _READ_S
             yield Packet(self._due_s(packet), packet)
-            if self._live and time.monotonic() - asked_s >= _READ_S:  # FFmpeg gives what it has first, the error later
+            if silent:  # FFmpeg gives what it has first, the error later
                 raise VideoError(_SILENT)
 
     def _due_s(self, packet: Any) -> float:
