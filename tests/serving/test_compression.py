@@ -93,6 +93,13 @@ def test_answers_are_compressed_for_clients_that_accept_it(
     found = client.raw.infer("double", inputs, request_id="a" * 5000, response_compression_algorithm=encoding)
     np.testing.assert_array_equal(found.as_numpy("y"), 2 * values)
     client.raw.close()
+    request, kind = request_of("double", values), getattr(grpc.Compression, encoding.capitalize())
+    request.id, seen = "a" * 5000, {}
+    with grpc.insecure_channel(server.grpc_address, [("grpc.per_message_decompression", 0)]) as channel:
+        ask = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer", Request.SerializeToString, bytes)
+        for asked in (grpc.Compression.NoCompression, kind):  # gRPC: as the request came
+            seen[asked] = ask(request, compression=asked)
+    assert zlib.decompress(seen.pop(kind), 47) == seen[grpc.Compression.NoCompression]
 
 
 def test_a_crowd_of_requests_that_grow_as_no_data_does_takes_an_eighth_of_the_memory() -> None:

@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from trt_engine.device import Buffer, Device, Stream, open_device
-from trt_engine.errors import UnknownModel, UsageError
+from trt_engine.errors import UsageError
 from trt_engine.open_inference.wire_tensors import aligned_buffer
 from trt_engine.tensors import Shape
-from trt_engine.verbs.serve.shared_memory import check_name, check_range
+from trt_engine.verbs.serve.shared_memory import Regions
 
 _ALIGNMENT = 256
 """Bytes that memory is aligned to which an engine reads in place, as `cudaMalloc` aligns it."""
@@ -51,23 +51,19 @@ class RegionOpener:
         return device, open_shared(device, handle, size)
 
 
-class CudaMemory:
+class CudaMemory(Regions[CudaRegion]):
     """The CUDA regions of a server. One that is unregistered stays mapped until the last request that uses it has ended."""
 
     def __init__(self, enabled: bool, open_region: OpenRegion | None = None) -> None:
-        self.enabled = enabled
+        super().__init__(enabled)
         self._open = open_region or RegionOpener()
-        self._regions: dict[str, CudaRegion] = {}
         self._streams: dict[str, Stream] = {}
         self._lock = threading.Lock()
         """Held while a stream is used."""
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._regions
-
     def register(self, name: str, handle: bytes, device_id: int, size: int) -> None:
         """Register a region; `UsageError` where the handle is not of one, or the name is taken."""
-        check_name(name, self._regions)
+        self._check_name(name)
         if size < 1 or device_id < 0:
             raise UsageError(f"a region of {size} bytes on GPU {device_id}", hint="`byte_size` of 1 or more")
         device, buffer = self._open(device_id, handle, size)
@@ -80,23 +76,9 @@ class CudaMemory:
         for known in [name] if name else [*self._regions]:
             self._regions.pop(known, None)
 
-    def status(self, name: str = "") -> list[CudaRegion]:
-        """The regions, or the one of that name; `UnknownModel` where it is not registered."""
-        return [self._find(name)] if name else [*self._regions.values()]
-
-    def _find(self, name: str) -> CudaRegion:
-        if name not in self._regions:
-            raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
-        return self._regions[name]
-
-    def check(self, name: str, offset: int, size: int) -> None:
-        """`UsageError` for a part that is outside of the region, `UnknownModel` for one that is not registered."""
-        check_range(self._find(name), offset, size)
-
     def array(self, name: str, offset: int, size: int, dtype: str, shape: Shape, device: Device | None) -> Any:
         """A part of a region as an array on its GPU; None where an engine on `device` cannot read it in place."""
-        region = self._find(name)
-        check_range(region, offset, size)
+        region = self.check(name, offset, size)
         part = region.buffer.view(offset, size)
         if device is None or device.name != region.device.name or part.pointer % _ALIGNMENT:
             return None
@@ -104,8 +86,7 @@ class CudaMemory:
 
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """A copy on the host of `size` bytes at `offset` of the region."""
-        region = self._find(name)
-        check_range(region, offset, size)
+        region = self.check(name, offset, size)
         found = aligned_buffer(size)
         with self._lock:
             stream = self._streams[region.device.name]
@@ -115,10 +96,7 @@ class CudaMemory:
 
     def write(self, name: str, offset: int, size: int, data: memoryview | bytes) -> None:
         """Copy an output into its part of the region; `UsageError` where it does not fit."""
-        region = self._find(name)
-        check_range(region, offset, size)
-        if len(data) > size:
-            raise UsageError(f"an output has {len(data)} bytes, its part of the region `{name}` {size}")
+        region = self.check(name, offset, size, len(data))
         with self._lock:
             stream = self._streams[region.device.name]
             region.device.upload(np.frombuffer(data, np.uint8), region.buffer.view(offset, len(data)), stream)

@@ -38,7 +38,7 @@ _MAX_FIELDS = 1 << 14
 """Fields of a request: an empty input is two bytes on the wire and a hundred in memory."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class WireRequest:
     """A `ModelInferRequest` as it came: of one larger than 16 KiB the tensors are views of it, and no copies."""
 
@@ -47,6 +47,8 @@ class WireRequest:
     contents: list[Any]
     """`raw_input_contents`, as bytes or views."""
     nbytes: int
+    counted: bool = False
+    """Whether its bytes count already: it came compressed."""
 
 
 def parse_infer(raw: bytes | bytearray, most: int = sys.maxsize) -> WireRequest:

@@ -52,6 +52,8 @@ _WATCH_S = 0.5
 _LARGE_FRAME = 1 << 20
 _LARGE, _LARGE_ANSWER = 1 << 20, 1 << 16
 """Requests of more bytes are decoded in another thread, and answers count until they are sent."""
+_SMALL_ANSWER = 1 << 10
+_COMPRESSIONS = {b"gzip": grpc.Compression.Gzip, b"deflate": grpc.Compression.Deflate}
 _AHEAD = 32
 """Requests of a stream that run at once."""
 _MAX_CONTROL = 1 << 20
@@ -125,7 +127,7 @@ class GrpcServer:
         return parse_infer(raw, self._config.max_json)
 
     async def _read(self, raw: bytes, name: str, parse: Parse) -> tuple[Any, int]:
-        """The request of a method, and the bytes that the caller has to forget.
+        """The request of a method, and the bytes of a compressed one, which count until the caller forgets them.
 
         Compressed ones are expanded here: gRPC itself would do it before any limit is compared.
         """
@@ -137,10 +139,11 @@ class GrpcServer:
             served = self._service.repository.find(*read_model_name(peek(encoding, raw, _HEAD)))
             most = self._config.max_json if served is None else served.max_body(self._config)
         found, counted = await decompress(encoding, raw, most, admission)
-        admission.forget(len(found))  # the request counts them, from here on
-        counted -= len(found)
         try:
-            return parse(found), counted
+            request = parse(found)
+            if isinstance(request, WireRequest):
+                request.counted = True
+            return request, counted
         except BaseException:
             admission.forget(counted)
             raise
@@ -150,21 +153,27 @@ class GrpcServer:
 
         async def guarded(raw: bytes, context: Any) -> Any:
             await self._check_token(name, context)
-            counted = 0
+            counted, request, encoding = 0, None, find_encoding(raw)
             try:
                 request, counted = await self._read(raw, name, parse)
-                return await handler(request, context)
+                answer = await handler(request, context)
+                if encoding and answer.ByteSize() >= _SMALL_ANSWER:  # as the client compresses, so it is answered
+                    context.set_compression(_COMPRESSIONS[encoding])
+                    await context.send_initial_metadata(())  # grpc.aio forgets it where it sends them itself
+                return answer
             except TrtEngineError as error:
-                await context.abort(_STATUS.get(error.http_status, grpc.StatusCode.INTERNAL), error.one_line)
+                code, text = _STATUS.get(error.http_status, grpc.StatusCode.INTERNAL), error.one_line
             except (asyncio.CancelledError, grpc.RpcError, grpc.aio.BaseError):
                 raise
             except Exception:
                 log.exception("a request failed")
-                await context.abort(grpc.StatusCode.INTERNAL, "internal error; the server's log has it")
+                code, text = grpc.StatusCode.INTERNAL, "internal error; the server's log has it"
             finally:
+                request = None  # its memory is free before the answer is sent
                 if counted:  # its answer may be as large
                     self._service.admission.forget(counted)
                     context.add_done_callback(self._hold(counted, owed=False))
+            return await context.abort(code, text)
 
         return guarded
 
@@ -192,12 +201,12 @@ class GrpcServer:
     # -------------------------------------------------------------------------------------------- inference
 
     async def _infer(self, wire: WireRequest, context: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
-        shared = self._service
+        shared, nbytes = self._service, 0 if wire.counted else wire.nbytes
         metadata = context.invocation_metadata() or () if shared.tracing is not None else ()
         if shared.admission.closed:
             await shared.admission.wait_for_end()
         shared.admission.check_overdue()
-        shared.admission.enter(wire.nbytes)
+        shared.admission.enter(nbytes)
         try:
             with shared.inference(wire.message.model_name, wire.message.model_version, metadata) as (served, timing):
                 if wire.nbytes > _LARGE:
@@ -211,7 +220,7 @@ class GrpcServer:
                 outputs = await shared.run(served, decoded, timing)
                 return encode_infer(shared, served, decoded, outputs), served
         finally:
-            shared.admission.leave(wire.nbytes)
+            shared.admission.leave(nbytes)
 
     async def _ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
         response, served = await self._infer(request, context, context.time_remaining())

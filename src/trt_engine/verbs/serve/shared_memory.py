@@ -9,10 +9,9 @@ import os
 import re
 import stat
 import threading
-from collections.abc import Container, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 from trt_engine.errors import FeedError, UnknownModel, UsageError
 from trt_engine.open_inference.wire_tensors import aligned_buffer
@@ -20,6 +19,69 @@ from trt_engine.open_inference.wire_tensors import aligned_buffer
 _FOLDER = Path("/dev/shm")
 _KEY = re.compile(r"/?[A-Za-z0-9_.-]{1,250}")
 MAX_REGIONS = 1024
+
+
+class AnyRegion(Protocol):
+    """A registered region."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def size(self) -> int: ...
+    def as_dict(self) -> dict[str, Any]: ...
+
+
+R = TypeVar("R", bound=AnyRegion)
+
+
+class Regions(Generic[R]):
+    """Regions by name."""
+
+    def __init__(self, enabled: bool) -> None:
+        self.enabled = enabled
+        self._regions: dict[str, R] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._regions
+
+    def status(self, name: str = "") -> list[R]:
+        """The regions, or the one of that name; `UnknownModel` where it is not registered."""
+        return [self._find(name)] if name else [*self._regions.values()]
+
+    def _find(self, name: str) -> R:
+        self._check_enabled()
+        region = self._regions.get(name)
+        if region is None:
+            raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
+        return region
+
+    def _check_enabled(self) -> None:
+        if not self.enabled:
+            raise UsageError(
+                "this server does not use shared memory",
+                hint="`--shared-memory-prefix /app_` or `--token-file FILE` of `trt-engine serve`",
+            )
+
+    def _check_name(self, name: str) -> None:
+        """`UsageError` for a name that no further region can have."""
+        if name in self._regions:
+            raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
+        if not name or len(name) > 250:
+            raise UsageError(f"`{name[:80]}` cannot be the name of a region", hint="1 to 250 characters")
+        if len(self._regions) >= MAX_REGIONS:
+            raise UsageError(f"{MAX_REGIONS} regions are registered already", hint="unregister some")
+
+    def check(self, name: str, offset: int, size: int, written: int = 0) -> R:
+        """The region; `UsageError` for a part that is outside of it or smaller than `written` bytes, `UnknownModel` for one
+        that is not registered."""
+        region = self._find(name)
+        if offset < 0 or size < 0 or offset + size > region.size:
+            raise UsageError(
+                f"bytes {offset} to {offset + size} are outside the region `{name}`, which has {region.size}"
+            )
+        if written > size:
+            raise UsageError(f"an output has {written} bytes, its part of the region `{name}` {size}")
+        return region
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +98,20 @@ class Region:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.size}
 
 
-class SharedMemory:
+class SharedMemory(Regions[Region]):
     """The regions of a server; large requests read them in other threads."""
 
     def __init__(self, enabled: bool, prefix: str | None = None, *, own_only: bool = False) -> None:
         """`prefix`: what keys must begin with; `own_only`: regions must belong to the user of this process."""
-        self.enabled = enabled
+        super().__init__(enabled)
         self._prefix, self._own_only = (prefix or "").lstrip("/"), own_only
-        self._regions: dict[str, Region] = {}
         self._lock = threading.RLock()
         """Held while a handle is used, so that none is closed meanwhile."""
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._regions
 
     def register(self, name: str, key: str, offset: int, size: int) -> None:
         """Register a region; `UsageError` where it is not one, or the name is taken."""
         self._check_enabled()
-        check_name(name, self._regions)
+        self._check_name(name)
         if not _KEY.fullmatch(key) or key.strip("/") in (".", ".."):
             raise UsageError(f"`{key[:80]}` is not a key of shared memory", hint="as `/input_region`")
         if not key.lstrip("/").startswith(self._prefix):
@@ -76,13 +134,6 @@ class SharedMemory:
             raise UsageError(f"bytes {offset} to {offset + size} are outside `{key}`, which has {there}")
         self._regions[name] = Region(name, key, offset, size, handle)
 
-    def _check_enabled(self) -> None:
-        if not self.enabled:
-            raise UsageError(
-                "this server does not use shared memory",
-                hint="`--shared-memory-prefix /app_` or `--token-file FILE` of `trt-engine serve`",
-            )
-
     def unregister(self, name: str = "") -> None:
         """Forget a region, or all of them; one that is not registered is fine."""
         with self._lock:
@@ -90,28 +141,10 @@ class SharedMemory:
                 del self._regions[region.name]
                 os.close(region.handle)
 
-    def status(self, name: str = "") -> list[Region]:
-        """The regions, or the one of that name; `UnknownModel` where it is not registered."""
-        if not name:
-            return [*self._regions.values()]
-        return [self._find(name)]
-
-    def _find(self, name: str) -> Region:
-        self._check_enabled()
-        region = self._regions.get(name)
-        if region is None:
-            raise UnknownModel(f"unknown region `{name[:80]}`", hint="register it first")
-        return region
-
-    def check(self, name: str, offset: int, size: int) -> None:
-        """`UsageError` for a part that is outside of the region, `UnknownModel` for one that is not registered."""
-        check_range(self._find(name), offset, size)
-
     def read(self, name: str, offset: int, size: int) -> memoryview:
         """A copy of `size` bytes at `offset` of the region."""
         with self._lock:
-            region = self._find(name)
-            check_range(region, offset, size)
+            region = self.check(name, offset, size)
             buffer, done = aligned_buffer(size), 0
             while done < size:
                 count = os.preadv(region.handle, [buffer[done:]], region.offset + offset + done)
@@ -123,10 +156,7 @@ class SharedMemory:
     def write(self, name: str, offset: int, size: int, data: memoryview | bytes) -> None:
         """Write an output into its part of the region; `UsageError` where it does not fit."""
         with self._lock:
-            region = self._find(name)
-            check_range(region, offset, size)
-            if len(data) > size:
-                raise UsageError(f"an output has {len(data)} bytes, its part of the region `{name}` {size}")
+            region = self.check(name, offset, size, len(data))
             if os.fstat(region.handle).st_size < region.offset + offset + len(data):
                 raise UsageError(f"the region `{name}` has shrunk", hint="register it again")
             done, view = 0, memoryview(data)
@@ -135,32 +165,3 @@ class SharedMemory:
 
     def close(self) -> None:
         self.unregister()
-
-
-class _Names(Container[str], Sized, Protocol):
-    """The names of the registered regions."""
-
-
-def check_name(name: str, taken: _Names) -> None:
-    """`UsageError` for a name that no further region can have."""
-    if name in taken:
-        raise UsageError(f"the region `{name[:80]}` is registered already", hint="unregister it first")
-    if not name or len(name) > 250:
-        raise UsageError(f"`{name[:80]}` cannot be the name of a region", hint="1 to 250 characters")
-    if len(taken) >= MAX_REGIONS:
-        raise UsageError(f"{MAX_REGIONS} regions are registered already", hint="unregister some")
-
-
-class _Region(Protocol):
-    @property
-    def name(self) -> str: ...
-    @property
-    def size(self) -> int: ...
-
-
-def check_range(region: _Region, offset: int, size: int) -> None:
-    """`UsageError` for a part that is outside of the region."""
-    if offset < 0 or size < 0 or offset + size > region.size:
-        raise UsageError(
-            f"bytes {offset} to {offset + size} are outside the region `{region.name}`, which has {region.size}"
-        )
