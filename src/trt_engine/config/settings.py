@@ -8,7 +8,8 @@ import functools
 import math
 import numbers
 import re
-from collections.abc import Callable, Mapping, Sequence
+import shlex
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,10 +129,18 @@ def _is_number(value: Any, kind: str) -> bool:
     return isinstance(value, numbers.Integral if kind == "int" else numbers.Real) and not isinstance(value, bool)
 
 
-def to_argv(config: object) -> list[str]:
+def followed(config: object, *names: str) -> str:
+    """Those of these settings that are text and not their defaults, for a command that is shown: ` --shapes x:1x8`."""
+    shown = [name for name in names if isinstance(getattr(config, name, None), str | Path | int | float | tuple | dict)]
+    return "".join(f" {shlex.quote(word)}" for word in to_argv(config, shown))
+
+
+def to_argv(config: object, only: Container[str] | None = None) -> list[str]:
     """The settings that are not their defaults, as the words of a command line that makes the same config again."""
     found: list[str] = []
     for item in settings(config):
+        if only is not None and item.name not in only:
+            continue
         value = getattr(config, item.name)
         if not item.flags or value is None or value == item.default:
             continue

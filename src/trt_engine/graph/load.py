@@ -19,7 +19,7 @@ from onnx import ModelProto, TensorProto, TypeProto, ValueInfoProto
 
 from trt_engine import atomic_io
 from trt_engine.errors import ModelError, UsageError
-from trt_engine.format import library_reason
+from trt_engine.format import library_reason, quoted
 from trt_engine.graph import operators, walk
 from trt_engine.graph.input_choices import input_choices
 from trt_engine.graph.input_roles import input_layouts, input_roles
@@ -239,7 +239,7 @@ def _read_file(path: Path) -> bytes:
             file.seek(0)
             if plan is not None:
                 named = path.suffix.lower() == ".onnx"
-                reader = f"`trt-engine inspect {path.with_suffix('.engine') if named else path}`"
+                reader = f"`trt-engine inspect {quoted(path.with_suffix('.engine') if named else path)}`"
                 raise ModelError(
                     f"`{path}` is a {plan.title} (an engine), expected an ONNX model",
                     hint=f"{reader}{' after renaming it' if named else ''} reads its header; "

@@ -40,7 +40,8 @@ class BuildReport(RichDisplay):
     parity: Parity | None
     environment: Environment
     notes: dict[str, str]
-    """The backend's facts: optimisation level, providers, nodes by provider."""
+    """The backend's facts: optimisation level, providers, nodes by provider; `original`, the build to use in place of one
+    that is not faster."""
     artifacts: dict[str, str]
     quant_target: str | None = None
     """The target whose kernels a quantised model is built for; None for a model without quantised layers."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Sequence
 
-from trt_engine.format import format_bytes, format_ms
+from trt_engine.format import format_bytes, format_ms, quoted
 from trt_engine.records.build import (
     BuildEachReport,
     BuildReport,
@@ -56,9 +56,7 @@ def build_report(report: BuildReport) -> Iterator[Block]:
         would = "take it from the store" if report.cached else "build it"
         yield make_facts(("would", would), ("and write", report.artifacts.get("engine")))
     else:
-        following = _next_command(report)
-        if report.speed is not None and not report.speed.is_faster:
-            following = f"trt-engine build {shlex.quote(report.model)}"  # the original, which is as fast
+        following = report.notes.get("original") or _next_command(report)
         yield make_facts(("took", f"{report.seconds:.1f} s{stored}"), ("next", following))
 
 
@@ -97,7 +95,7 @@ def build_each_report(report: BuildEachReport) -> Iterator[Block]:
 
 
 def _next_command(report: BuildReport) -> str:
-    return f"trt-engine {'validate' if _can_be_validated(report) else 'bench'} {shlex.quote(str(report.engine))}"
+    return f"trt-engine {'validate' if _can_be_validated(report) else 'bench'} {quoted(report.engine)}"
 
 
 def _can_be_validated(report: BuildReport) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from trt_engine.format import format_bytes, format_ms
+from trt_engine.format import format_bytes, format_ms, quoted
 from trt_engine.records.batch import BatchReport
 from trt_engine.records.deploy import DeployReport, PreprocessDifference
 from trt_engine.records.dry_run import DryRun
@@ -195,5 +195,5 @@ def pack_report(report: PackReport) -> Iterator[Block]:
     if report.redacted:
         yield Paragraph(f"names of home folders became `~` in {plural(len(report.redacted), 'file')}")
     if report.digest is not None:
-        following = f"`trt-engine report {report.archive}`"
+        following = f"`trt-engine report {quoted(report.archive)}`"
         yield from (Paragraph(f"digest: {report.digest}"), Paragraph(f"read it with {following}"))

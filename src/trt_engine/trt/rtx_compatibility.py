@@ -16,7 +16,7 @@ from typing import Literal
 
 from trt_engine.device import info
 from trt_engine.escapes import escape_control
-from trt_engine.format import MIB, format_bytes
+from trt_engine.format import MIB, format_bytes, quoted
 from trt_engine.records.passport import Compatibility
 from trt_engine.trt.compatibility_case import CompatibilityCase, check_weights
 from trt_engine.trt.gpu_targets import RTX_TARGETS, sm_label
@@ -137,7 +137,7 @@ def _other_gpu(case: CompatibilityCase) -> Compatibility:
         known = ", ".join(RTX_TARGETS)
         reason = f"TensorRT-RTX runs on GPUs of compute capability {known} and later, not on {_gpu_name(case.gpu)}"
         model = shlex.quote(case.passport.model.file) if case.passport is not None else "MODEL.onnx"
-        elsewhere = f"trt-engine build {model} --backend tensorrt -o {shlex.quote(str(case.path))}"
+        elsewhere = f"trt-engine build {model} --backend tensorrt -o {quoted(case.path)}"
         return Compatibility("refuse", reason, elsewhere)
     board = f"here is {_gpu_name(case.gpu)}" if case.gpu is not None else "the GPU here is another"
     return Compatibility(
@@ -232,9 +232,9 @@ def _gpu_name(board: info.Gpu) -> str:
 
 def _next_command(case: CompatibilityCase) -> str:
     """The next command for an engine that loads: its deferred parity check, else a benchmark."""
-    path = shlex.quote(str(case.path))
+    path = quoted(case.path)
     if case.passport is None:
-        return f"trt-engine inspect {path} --run"
+        return f"trt-engine inspect {quoted(path)} --run"
     return f"trt-engine {'validate' if _is_deferred(case) else 'bench'} {path}"
 
 

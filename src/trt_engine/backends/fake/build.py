@@ -14,7 +14,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.settings import from_values
 from trt_engine.device import parse_device
 from trt_engine.errors import BuildError, ModelError, UsageError
-from trt_engine.format import library_reason
+from trt_engine.format import library_reason, quoted
 from trt_engine.model import Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
 from trt_engine.records.passport import Precision, Requirements
@@ -53,7 +53,7 @@ class FakeBuilder:
             proto = onnx.load(model.path)
         except Exception as error:  # OSError, and protobuf's DecodeError, which comes without types
             raise ModelError(
-                f"`{model.path}` cannot be read: {error}", hint=f"trt-engine inspect {model.path}"
+                f"`{model.path}` cannot be read: {error}", hint=f"trt-engine inspect {quoted(model.path)}"
             ) from error
         _check_operators(proto)
         try:

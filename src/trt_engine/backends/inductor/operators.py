@@ -146,6 +146,11 @@ def write_out(proto: ModelProto) -> None:
         ]
         if not defined:
             return
+        for node in proto.graph.node:  # a definition reads its attributes by name: the inliner knows no defaults
+            if not walk.domain_of(node) and node.op_type in defined:
+                given = {item.name for item in node.attribute}
+                usual = schemas[node.op_type].attributes.values()
+                node.attribute.extend(i.default_value for i in usual if i.default_value.name and i.name not in given)
         try:
             flat = inliner.inline_selected_functions(
                 _typed_skeleton(proto), [("", name) for name in defined], inline_schema_functions=True

@@ -325,7 +325,10 @@ def _pad(call: Call) -> Tensor:
         begins[axis], ends[axis] = pads[at], pads[count + at]
     if mode == "constant":
         flat = [item for pair in zip(reversed(begins), reversed(ends), strict=True) for item in pair]
-        return nn.pad(x, flat, value=call.number(2, 0))
+        if not call.has(2) or isinstance(call.values[2], Scalars):
+            return nn.pad(x, flat, value=call.number(2, 0))
+        inside = nn.pad(torch.ones(x.shape, dtype=torch.bool, device=x.device), flat)
+        return torch.where(inside, nn.pad(x, flat), call.tensor(2).reshape(()))
     padded = [axis for axis in range(x.ndim) if (begins[axis], ends[axis]) != (0, 0)]
     if any(isinstance(size, int) and size < 0 for size in (*begins, *ends)):
         raise Unsupported(f"negative pads with `{mode}`")

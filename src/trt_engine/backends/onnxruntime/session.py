@@ -34,7 +34,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
-from trt_engine.format import library_reason, shorten_middle
+from trt_engine.format import library_reason, quoted, shorten_middle
 from trt_engine.graph import walk
 from trt_engine.graph.load import read_proto
 from trt_engine.workers.process import add_stop_callback
@@ -374,7 +374,7 @@ def translate_load_error(error: BaseException, path: Path, choice: ProviderSelec
         )
     return ModelError(
         f"ONNX Runtime cannot load `{path}`: {error_summary(error)}",
-        hint=f"`trt-engine inspect {path}` shows its contents",
+        hint=f"`trt-engine inspect {quoted(path)}` shows its contents",
     )
 
 

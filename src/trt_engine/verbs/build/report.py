@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import logging
 
+from trt_engine.config.settings import followed
 from trt_engine.engine import passport_path
 from trt_engine.environment import Environment
+from trt_engine.format import quoted
 from trt_engine.records.build import BuildReport
 from trt_engine.records.passport import Precision
 from trt_engine.verbs.build.run import BuildPlan, BuildResult
+
+KEPT = ("backend", "device", "profiles", "batch", "shapes", "inputs", "gpus", "providers", "fuse", "options")
+"""Settings of a build that do not ask for a precision."""
 
 log = logging.getLogger(__name__)
 
@@ -16,7 +21,8 @@ log = logging.getLogger(__name__)
 def build_report(planned: BuildPlan, built: BuildResult) -> BuildReport:
     """The report of what was done."""
     engine = built.engine
-    passport = engine.passport
+    passport, speed = engine.passport, engine.passport.speed
+    original = f"trt-engine build {quoted(planned.model.path)}{followed(planned.config, *KEPT)}"
     names = ("engine", *(f"side_file_{index}" for index in range(1, len(engine.files))))
     return BuildReport(
         model=str(planned.model.path),
@@ -33,9 +39,9 @@ def build_report(planned: BuildPlan, built: BuildResult) -> BuildReport:
         profiles=passport.profiles,
         parity=passport.parity,
         environment=passport.environment,
-        notes=passport.build.notes,
+        notes=passport.build.notes | ({"original": original} if speed is not None and not speed.is_faster else {}),
         quant_target=planned.target,
-        speed=passport.speed,
+        speed=speed,
         tuning=passport.build.tuning,
         validation=passport.validation,
         artifacts={name: str(path) for name, path in zip(names, engine.files, strict=True)}

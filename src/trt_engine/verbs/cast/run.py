@@ -16,12 +16,14 @@ from trt_engine import atomic_io
 from trt_engine.backends.onnxruntime.cpu_kernels import kernel_dtypes
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.config.precision import CastConfig, RangesConfig
-from trt_engine.config.profiles import check_known_shape, format_shapes
-from trt_engine.config.settings import replace_values
+from trt_engine.config.profiles import check_known_shape
+from trt_engine.config.settings import followed, replace_values
+from trt_engine.config.settings import settings as settings_of
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
 from trt_engine.equivalence.tolerance import select_tolerance
 from trt_engine.errors import MemoryExhausted, SetupError, TrtEngineError
+from trt_engine.format import quoted
 from trt_engine.graph.dtype_breakdown import compute_layers, dtype_shares
 from trt_engine.graph.emulate_half import emulate_half_precision, exceeds_emulation
 from trt_engine.graph.load import open_model, read_proto
@@ -131,13 +133,7 @@ def cast(
         precision=shares,
         parity=parity,
         warnings=tuple(warnings),
-        next_command=(
-            _retry_command(report, to, data, config.auto_exclude) or f"trt-engine build {shlex.quote(report.model)}"
-        )
-        if lost
-        else f"trt-engine build {shlex.quote(report.out)} --shapes {shlex.quote(format_shapes(config.shapes))}"
-        if config.shapes and report.out
-        else None,
+        next_command=_next_command(report, to, replace(config, calib_data=data), parity, bool(lost)),
     )
 
 
@@ -184,18 +180,22 @@ def _lost_outputs(parity: CastParity | None) -> list[str]:
     return lost
 
 
-def _retry_command(report: CastReport, to: str, data: Any, auto_exclude: bool) -> str | None:
-    """The cast to try instead; None where no option is known to help."""
-    if to != "fp16" or report.out is None:
-        return None
-    kind = ["bf16"] if auto_exclude else ["fp16", "--auto-exclude"]
-    given = ["--calib-data", str(data)] if isinstance(data, str | Path) and not auto_exclude else []
-    out = Path(report.out)
-    target = out if not auto_exclude else out.with_name(f"{Path(report.model).stem}.bf16.onnx")
-    return shlex.join(
-        ["trt-engine", "cast", report.model, "--to", *kind, *given, "-o", str(target)]
-        + (["--overwrite"] if not auto_exclude else [])
+def _next_command(report: CastReport, to: str, config: CastConfig, parity: CastParity | None, lost: bool) -> str | None:
+    """The build with what was given here, or the cast to try instead; None where nothing but the file is needed."""
+    given = followed(config, "shapes", "inputs")
+    if not lost or report.out is None:
+        given += " --backend tensorrt" * (to == "bf16" and parity is not None and parity.emulated)
+        return f"trt-engine build {shlex.quote(report.out)}{given}" if given and report.out else None
+    if to != "fp16":
+        return f"trt-engine build {shlex.quote(report.model)}{given}"
+    kept = followed(
+        config, *(item.name for item in settings_of(config) if item.name not in ("auto_exclude", "autocast"))
     )
+    out = Path(report.out)
+    how = f"fp16 --auto-exclude{kept} -o {shlex.quote(report.out)} --overwrite"
+    if config.auto_exclude:
+        how = f"bf16{kept} -o {quoted(out.with_name(f'{Path(report.model).stem}.bf16.onnx'))}"
+    return f"trt-engine cast {shlex.quote(report.model)} --to {how}"
 
 
 def _may_overflow(to: str, config: CastConfig, model: Model) -> bool:

@@ -13,8 +13,7 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.ort_values import run_arrays
 from trt_engine.benchmark.speed_check import measure_alternating, slowdown_text
 from trt_engine.config.precision import QuantizeConfig
-from trt_engine.config.profiles import format_shapes
-from trt_engine.config.settings import replace_values
+from trt_engine.config.settings import followed, replace_values
 from trt_engine.equivalence.parity import open_with_outputs
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.tolerance import MAX_NOISE
@@ -27,6 +26,7 @@ from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.parity import SpeedCheck
 from trt_engine.records.precision import QuantizeReport
+from trt_engine.reporting.tables import batch_option
 from trt_engine.verbs.calibration_images import calibration_inputs
 from trt_engine.verbs.given_model import takes_model
 
@@ -89,20 +89,35 @@ def quantize_untimed(
 
 def _judge(report: QuantizeReport, config: QuantizeConfig) -> QuantizeReport:
     """The report with what to do about a result that no longer matches the model, or is not faster where it can be timed."""
-    source = shlex.quote(report.model)
     lost = any(not (error.noise or 0.0) <= MAX_NOISE for error in (report.parity or {}).values())
-    if lost:
-        data = str(config.calib_data) if isinstance(config.calib_data, str | Path) else "DATA"
-        search = f"trt-engine search {source} --to {report.to} --dataset DATASET --calib-data {shlex.quote(data)}"
-        report = replace(report, next_command=search)
+    report = replace(report, next_command=_next_command(report, config, lost))
     speed = _time(report, config) if config.parity and report.integer_kernels is not None else None
     text = slowdown_text(report.to, speed, None) if speed is not None else None
     if text is None:
         return replace(report, speed=speed)
     log.warning("%s", text)
-    sizes = f" --shapes {shlex.quote(format_shapes(config.shapes))}" if config.shapes else ""
-    following = report.next_command or f"trt-engine build {source}{sizes}"
+    kept = f"trt-engine build {shlex.quote(report.model)}{followed(config, 'shapes', 'inputs')}"
+    following = report.next_command if lost else kept
     return replace(report, speed=speed, warnings=(*report.warnings, text), next_command=following)
+
+
+def _next_command(report: QuantizeReport, config: QuantizeConfig, lost: bool) -> str | None:
+    """What finds the layers to leave out, the build where no dataset of images can judge; None for a plain `evaluate`."""
+    source, sizes = shlex.quote(report.model), followed(config, "shapes", "inputs")
+    written = shlex.quote(report.artifacts.get("emulation") or str(report.out))
+    images = any(spec.image_layout for spec in open_model(Path(report.model)).signature.inputs)
+    if lost and images:
+        excluded = ("exclude_nodes", "exclude_types", "exclude_patterns")
+        given = followed(config, "calib_data", "inputs", "preprocess", "target", "dynamic", "calibrator", *excluded)
+        return f"trt-engine search {source} --to {report.to} --dataset DATASET{given}"
+    if lost:
+        return f"trt-engine build {source}{sizes}"
+    if report.to in ("nvfp4", "mxfp8"):
+        return f"trt-engine build {written} --backend tensorrt{sizes}" if sizes else None
+    if images:
+        vision = followed(config, "preprocess", "inputs")
+        return f"trt-engine evaluate {written} --dataset DATASET{vision}" if vision else None
+    return f"trt-engine build {written}{sizes or batch_option(str(report.out))}"
 
 
 def _time(report: QuantizeReport, config: QuantizeConfig) -> SpeedCheck | None:

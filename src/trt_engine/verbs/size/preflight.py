@@ -20,7 +20,7 @@ from trt_engine.device.host_memory import available_memory
 from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import distribution_version
 from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError
-from trt_engine.format import format_bytes
+from trt_engine.format import format_bytes, quoted
 from trt_engine.graph.load import check_operators
 from trt_engine.graph.quant_target import quant_target
 from trt_engine.model import Model
@@ -65,7 +65,7 @@ def check_model_path(path: Path) -> None:
         is_bare = path.exists() and not Path(f"{path}.json").exists()  # without a passport: `bench` would refuse it
         raise ModelError(
             f"`{path}` is an engine, expected its ONNX model",
-            hint=EXPORT_HINT if is_bare else f"measure it: `trt-engine bench {path}`",
+            hint=EXPORT_HINT if is_bare else f"measure it: `trt-engine bench {quoted(path)}`",
         )
     if not path.exists():
         near = sorted(item.name for item in path.parent.glob("*.onnx"))[:3] if path.parent.is_dir() else []
