@@ -19,7 +19,7 @@ import onnx
 from onnx import FunctionProto, ModelProto, NodeProto, helper
 
 from trt_engine.conversion import rewrite
-from trt_engine.conversion.rewritten_model import RewrittenModel
+from trt_engine.conversion.rewrite import RewrittenModel
 from trt_engine.equivalence.pair import NotEquivalent
 from trt_engine.errors import AccuracyError, ModelError, UsageError
 from trt_engine.format import shorten_middle

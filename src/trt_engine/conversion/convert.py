@@ -15,7 +15,6 @@ from trt_engine import atomic_io
 from trt_engine.config.convert import EXPORTERS, ConvertConfig, ConvertTarget
 from trt_engine.config.parse import parse_options
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
-from trt_engine.conversion.cleanup import clean_export, name_outputs, strip_stack_traces
 from trt_engine.conversion.examples import Example, parse_inputs, split_fixed
 from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.reference_runs import (
@@ -25,6 +24,7 @@ from trt_engine.conversion.reference_runs import (
     compared_sizes,
     run_references,
 )
+from trt_engine.conversion.simplify import clean_export, name_outputs, strip_stack_traces
 from trt_engine.conversion.sources import Source, detect_source
 from trt_engine.conversion.tensorflow import tensorflow_source
 from trt_engine.conversion.verify_export import TOLERANCE, ExportVerification, check_deterministic, verify

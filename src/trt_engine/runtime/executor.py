@@ -22,9 +22,8 @@ from trt_engine.runtime.bound_call import BoundCall, BoundCallHome
 from trt_engine.runtime.cuda_graph_policy import GraphPolicy
 from trt_engine.runtime.fast_path import ReplayPlan, Slot
 from trt_engine.runtime.feeds import numpy_dtype
-from trt_engine.runtime.output_pool import OutputPool
 from trt_engine.runtime.prepared_context import Key, PreparedContext, select_profile
-from trt_engine.runtime.staging import CopyThreads, StagedArray
+from trt_engine.runtime.staging import CopyThreads, OutputPool, StagedArray
 from trt_engine.tensors import Shape, Tensors
 
 log = logging.getLogger(__name__)

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 from trt_engine.device import Buffer, Device, Graph, Stream
 from trt_engine.device.dlpack import DeviceArray
-from trt_engine.runtime.output_pool import OutputPool
 from trt_engine.runtime.prepared_context import PreparedContext
-from trt_engine.runtime.staging import StagedArray
+from trt_engine.runtime.staging import OutputPool, StagedArray
 from trt_engine.tensors import Shape, Tensors
 
 log = logging.getLogger(__name__)

@@ -21,8 +21,7 @@ import numpy.typing as npt
 from trt_engine.atomic_io import decode_json, read_bounded
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.verbs.loadtest.config import Arrivals
-from trt_engine.verbs.loadtest.live import LiveText, Moment, MomentMeter
-from trt_engine.verbs.loadtest.samples import LoadWindow, OnTick, SampleArrays
+from trt_engine.verbs.loadtest.samples import LiveText, LoadWindow, Moment, MomentMeter, OnTick, SampleArrays
 from trt_engine.verbs.loadtest.target import Target
 from trt_engine.workers.crash import restore_error
 from trt_engine.workers.messages import ErrorMessage, LogMessage
