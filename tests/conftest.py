@@ -120,6 +120,7 @@ def _messages_as_written() -> Iterator[None]:
     """Tests compare messages as they stand in the sources, whichever of them has used `te` before."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(errors, "in_shell", True)
+        patch.setattr(errors, "installable", str)
         yield
 
 

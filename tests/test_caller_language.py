@@ -16,13 +16,15 @@ import onnx_models as models
 import trt_engine as te
 from trt_engine import errors
 from trt_engine.cli.main import run
+from trt_engine.cli.verbs_table import VERBS
 from trt_engine.config.caller_language import in_plan, in_python
 
 SOURCES = Path(te.__file__).parent
+SHELL = ("cli/", "command_line/", "verbs/cache/")  # modules of the command alone
 OTHER_TOOLS = re.compile(
     r"`(docker|podman|pip|nvidia-smi|nsys|ncu|taskset|chmod|ulimit|python|sudo|X |cat |ls |curl|uv)|"  # commands of others
     r"--[a-z]+[A-Z]|--(help|json|quiet|version|verbose|all|parse-log|container-facts|graph|scan|meta)\b|"
-    r"--(kernel-name|query-metrics|gpus all|cap-add|network|shm-size|entrypoint|rm)\b|trt-engine (cache|completion)"
+    r"--(kernel-name|query-metrics|cap-add|network|shm-size|entrypoint|rm)\b|trt-engine (cache|completion)"
 )
 
 
@@ -39,13 +41,18 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return models.conv_net(tmp_path / "net.onnx").name
 
 
-def hints() -> Iterator[tuple[str, str]]:
-    """Every hint in the sources, what is filled in as `X`."""
+def written() -> Iterator[tuple[str, str]]:
+    """Every message of an error, every hint and every warning in the sources, what is filled in as `X`."""
     for path in sorted(SOURCES.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            said = list[ast.expr]()
             if isinstance(node, ast.keyword) and node.arg == "hint":
-                for text in texts(node.value):
-                    yield path.relative_to(SOURCES).as_posix(), text
+                said = [node.value]
+            elif isinstance(node, ast.Call):
+                called = getattr(node.func, "attr", None) or getattr(node.func, "id", "")
+                said = node.args[:1] if called == "warning" or hasattr(errors, called) else []
+            for text in (text for node in said for text in texts(node)):
+                yield path.relative_to(SOURCES).as_posix(), text
 
 
 def texts(node: ast.expr) -> Iterator[str]:
@@ -59,14 +66,14 @@ def texts(node: ast.expr) -> Iterator[str]:
                 yield from texts(child)
 
 
-def test_no_hint_has_an_option_of_the_shell_in_python() -> None:
-    found = list(hints())
-    assert len(found) > 800
-    spans = [(place, span) for place, text in found for span in re.findall(r"`[^`\n]+`", in_python(text))]
-    left = [
-        (place, span) for place, span in spans if re.search(r"(?<!\S)`?--[a-z]", span) and not OTHER_TOOLS.search(span)
-    ]
-    assert left == []
+def test_no_message_has_an_option_or_a_command_of_the_shell_in_python() -> None:
+    found = [(place, in_python(text)) for place, text in written() if not place.startswith(SHELL)]
+    assert len(found) > 2000
+    spans = [(place, span) for place, text in found for span in re.findall(r"`[^`\n]+`", text)]
+    left = [(place, span) for place, span in spans if re.search(r"`--[a-z]|\s--[a-z]", span)]
+    left += [(place, text) for place, text in found if re.search(rf"trt-engine ({'|'.join(VERBS)})\b", text)]
+    left += [(place, text) for place, text in found if re.search(r"(^|\s)--[a-z]", re.sub("`[^`]*`", "", text))]
+    assert [one for one in left if not OTHER_TOOLS.search(one[1])] == []
 
 
 @pytest.mark.parametrize(
@@ -80,7 +87,8 @@ def test_no_hint_has_an_option_of_the_shell_in_python() -> None:
         ("`-O level=basic`", '`options={"level": "basic"}`', "`options: {'level': 'basic'}`"),
         ("`--backend tensorrt --device cuda:0`", '`backend="tensorrt", device="cuda:0"`',
          "`backend: tensorrt, device: cuda:0`"),
-        ("`trt-engine build a.onnx --batch 1:4:8 -o e`", '`te.build("a.onnx", batch="1:4:8", out="e")`', None),
+        ("`trt-engine build a.onnx --batch 1:4:8 -o e`", '`te.build("a.onnx", batch=(1, 4, 8), out="e")`', None),
+        ("trt-engine upgrade-check a b", 'te.upgrade_check("a", "b")', None),
         ("`trt-engine upgrade-check OLD NEW`", '`te.upgrade_check("OLD", "NEW")`', None),
         ("`trt-engine bench --help`", "`help(te.bench)`", None),
         ("`pip install 'trt-engine[torch]'`, `chmod +r`, `--json`", None, None),
@@ -96,7 +104,7 @@ def test_one_text_is_written_for_each_caller(written: str, python: str | None, p
 X = np.zeros((1, 3, 8, 8), np.float32)
 # ten mistakes in Python: the call, and what its message says to write
 MISTAKES: list[tuple[Callable[[str], Any], str]] = [
-    (lambda m: te.build(m, batch=(1, 4)), '`batch="1:8:64"`'),
+    (lambda m: te.build(m, batch=(1, 4)), "`batch=(1, 8, 64)`"),
     (lambda m: te.build(m, out="there"), "`overwrite=True`"),
     (lambda m: te.build(m, precision="fp61"), "`precision`"),
     (lambda m: te.build(m, shapes="images"), "images:1x3x640x640"),
@@ -147,7 +155,9 @@ def test_a_mistake_in_the_shell_is_answered_with_options(
 
 PLANS = [
     "device: gpu9", "warmup: soon", "timeout: later", "timeout: 0", "models: [{path: net.onnx, shapes: images}]",
-    "backends: [onnxrutime]", "precisions: [fp61]", "models: []", "batchs: [1]", "dataset: a\naccuracy: {dataset: b}",
+    "build: {batch: 1-8}", "duration: 3s", "--max-batch: 8",
+    "backends: [onnxrutime]", "precisions: [fp61]",
+    "models: []", "batchs: [1]", "dataset: a\naccuracy: {dataset: b}",
 ]  # fmt: skip
 
 
@@ -161,7 +171,27 @@ def test_a_mistake_in_a_plan_is_answered_with_its_keys(wrong: str, model: str) -
     with pytest.raises(errors.UsageError) as refused:
         te.run(plan, "out")
     text = str(refused.value)
-    assert "plan.yaml" in text and "`-" not in text, text
+    assert "plan.yaml" in text and "`-" not in text and "=" not in text, text
+    assert wrong != "duration: 3s" or "`bench: {duration: ...}`" in text
+
+
+def test_a_cell_that_fails_names_keys_of_its_plan(model: str) -> None:
+    Path("plan.yaml").write_text("models: [net.onnx]\nprecisions: [int8]\n")
+    assert "`calib_data: DATA`" in str(te.run("plan.yaml", "out"))
+
+
+@pytest.mark.parametrize("wrong", [["x", {}], object(), b"x", np.zeros(3), len])
+def test_a_value_of_another_type_is_refused_by_its_name(wrong: Any, model: str) -> None:
+    engine = te.build(model)
+    for name in ("device", "backend", "duration_s", "shapes", "percentiles", "options", "runtime", "graph"):
+        with pytest.raises(errors.UsageError, match=name.replace("options", "option")):
+            te.bench(engine, **{name: wrong})
+    with pytest.raises(errors.UsageError, match="`out` is"):
+        te.build(model, out=7)  # type: ignore[arg-type]
+    with pytest.raises(errors.UsageError, match="`target` is"):
+        te.deploy(engine, "triton", out="there")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="needs `to`"):
+        te.cast(model)  # type: ignore[call-arg]
 
 
 def test_a_warning_of_a_call_names_arguments_on_stderr_and_in_handlers(

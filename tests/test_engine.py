@@ -56,6 +56,13 @@ def engine(tmp_path: Path) -> Engine:
     return Engine.seal(payload, passport(payload, (weights,)))
 
 
+def test_an_engine_that_another_build_replaced_is_not_called_damaged(engine: Engine) -> None:
+    engine.path.write_bytes(b"another")
+    Engine.seal(engine.path, passport(engine.path))
+    with pytest.raises(EngineError, match="is another engine now, built after this one was opened"):
+        engine.verify()
+
+
 def rewrite(engine: Engine, **changes: object) -> Path:
     path = passport_path(engine.path)
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))

@@ -163,7 +163,7 @@ class BackendSpec:
             return getattr(importlib.import_module(module), attribute)
         except ImportError as error:  # a package is there but a library under it is not (libnvinfer.so, libcuda.so)
             raise SetupError(
-                f"the backend `{self.name}` cannot be loaded: {error}", hint="trt-engine doctor"
+                f"the backend `{self.name}` cannot be loaded: {error}", hint="`trt-engine doctor`"
             ) from error
 
     def provides(self, component: str) -> bool:

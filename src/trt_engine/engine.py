@@ -32,7 +32,7 @@ from trt_engine.atomic_io import (
 )
 from trt_engine.config.profiles import Profile
 from trt_engine.display import RichDisplay
-from trt_engine.errors import EngineError, ModelError, UsageError
+from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageError
 from trt_engine.escapes import escape_control
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
 from trt_engine.records.passport import PASSPORT_VERSION, Passport, Payload
@@ -148,7 +148,7 @@ class Engine(RichDisplay):
         if not path.exists():
             raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
         if path.is_dir():
-            raise ModelError(f"`{path}` is a folder, expected an engine file", hint=f"trt-engine inspect {path}")
+            raise ModelError(f"`{path}` is a folder, expected an engine file", hint=f"`trt-engine inspect {path}`")
         path = engine_path(path) or path
         beside = passport_path(path)
         try:
@@ -166,7 +166,23 @@ class Engine(RichDisplay):
             if not path.exists():
                 raise EngineError(f"`{path}` is missing, the engine is not whole", hint=again)
             if path.stat().st_size != sealed.nbytes or file_digest(path) != sealed.digest:
+                if self._is_replaced():
+                    raise EngineError(
+                        f"`{self.path}` is another engine now, built after this one was opened",
+                        hint="give its path again",
+                    )
                 raise EngineError(f"`{path}` was changed after it was sealed (digest differs)", hint=again)
+
+    def _is_replaced(self) -> bool:
+        """Whether the passport beside the file is of another build, whose file it is."""
+        try:
+            now = Engine.open(self.path)
+            same = now.passport.payload == self.passport.payload
+            return not same and all(
+                file_digest(path) == one.digest for path, one in zip(now.files, now.passport.payload, strict=True)
+            )
+        except (TrtEngineError, OSError, ValueError):
+            return False
 
     def verify_reference(self) -> Path:
         """The file of reference inputs and outputs; `EngineError` unless it is there as it was sealed."""

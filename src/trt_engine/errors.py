@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar
 
+from trt_engine.installed_from import installable
+
 in_shell = False
 """Whether a command runs: messages and hints stay as they are written, with options of the command line."""
 in_python: Callable[[str], str] | None = None
@@ -38,8 +40,11 @@ its first name."""
 
 
 def in_callers_language(text: str) -> str:
-    """The text as it is written in a command, in Python with keyword arguments in place of options."""
-    return text if in_shell or in_python is None else in_python(text)
+    """The text as it is written in a command, in Python with keyword arguments in place of options.
+
+    Commands of pip name what can be installed from where this package came.
+    """
+    return installable(text if in_shell or in_python is None else in_python(text))
 
 
 class Explained(BaseException):
@@ -74,6 +79,10 @@ class Explained(BaseException):
     @hint.setter
     def hint(self, text: str | None) -> None:
         self._hint = text
+
+    def translated(self, translate: Callable[[str], str]) -> tuple[str, str | None]:
+        """Message and hint, from the options of the command line that they are written with into another language."""
+        return translate(self._message), self._hint and translate(self._hint)
 
     def __str__(self) -> str:
         return f"{self.message}\nhint: {self.hint}" if self.hint else self.message

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trt_engine.command_line.output import editable_hint
+from trt_engine.installed_from import installable
 
 HINT = "`pip install 'trt-engine[eval]'`, or `pip install \"trt-engine[torch,simplify]\"`"
 
@@ -44,27 +44,41 @@ def test_from_a_checkout_its_folder_is_named(
 ) -> None:
     folder = checkout(tmp_path)
     installed(json.dumps({"url": folder.as_uri(), "dir_info": {"editable": editable}}))
-    assert editable_hint(HINT) == f"`pip install '{folder}[eval]'`, or `pip install \"{folder}[torch,simplify]\"`"
+    assert installable(HINT) == f"`pip install '{folder}[eval]'`, or `pip install \"{folder}[torch,simplify]\"`"
     monkeypatch.chdir(folder)
-    assert editable_hint(HINT) == "`pip install '.[eval]'`, or `pip install \".[torch,simplify]\"`"
+    assert installable(HINT) == "`pip install '.[eval]'`, or `pip install \".[torch,simplify]\"`"
 
 
 @pytest.mark.parametrize(
     "told",
     [
-        None, "{}", "no json", '{"url": "https://example.org/trt-engine.whl", "archive_info": {}}',
+        None, "{}", "no json", '{"url": "file:///nowhere/trt_engine.whl", "archive_info": {}}',
+        '{"url": "https://example.org/trt-engine.whl", "archive_info": {}}',
         '{"url": "file:///nowhere/at/all", "dir_info": {}}', '{"dir_info": {}}', "[]",
     ],
 )  # fmt: skip
 def test_from_elsewhere_the_name_is_left(installed: Callable[..., None], told: str | None) -> None:
     installed(told)
-    assert editable_hint(HINT) == HINT
+    assert installable(HINT) == HINT
+
+
+def test_from_a_wheel_its_file_is_named_and_from_a_repository_its_address(
+    installed: Callable[..., None], tmp_path: Path
+) -> None:
+    wheel = tmp_path / "trt_engine-1-py3-none-any.whl"
+    wheel.touch()
+    installed(json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
+    assert installable(HINT) == f"`pip install '{wheel}[eval]'`, or `pip install \"{wheel}[torch,simplify]\"`"
+    installed(json.dumps({"url": "https://example.org/x.git", "vcs_info": {"vcs": "git", "commit_id": "1"}}))
+    assert installable("`pip install 'trt-engine[eval]'`") == (
+        "`pip install 'trt-engine[eval] @ git+https://example.org/x.git'`"
+    )
 
 
 def test_other_words_and_other_packages_are_left(installed: Callable[..., None], tmp_path: Path) -> None:
     installed(json.dumps({"url": checkout(tmp_path).as_uri(), "dir_info": {}}))
     for text in ("`trt-engine run PLAN`", "my-trt-engine[eval]", "nothing"):
-        assert editable_hint(text) == text
+        assert installable(text) == text
 
 
 def test_a_folder_that_was_removed_under_the_process_is_no_obstacle(
@@ -76,4 +90,4 @@ def test_a_folder_that_was_removed_under_the_process_is_no_obstacle(
     monkeypatch.chdir(gone)
     gone.rmdir()
     assert not gone.exists()
-    assert f"{folder}[eval]" in editable_hint(HINT)
+    assert f"{folder}[eval]" in installable(HINT)

@@ -12,7 +12,7 @@ import pytest
 
 import trt_engine.verbs.doctor.machine_checks as checks
 from tensorrt_machines import write
-from trt_engine.command_line.output import editable_hint
+from trt_engine.installed_from import installable
 from trt_engine.limits import LIMITS, RECORD_SIZE
 from trt_engine.records.diagnosis import Diagnosis, DoctorReport
 from trt_engine.verbs.doctor.import_probe import identity_model
@@ -234,7 +234,7 @@ def test_the_verb_prints_every_line_and_ends_with_zero(
     monkeypatch.setattr(sys, "argv", ["trt-engine", "doctor"])
     assert run() == 0
     text = capsys.readouterr().out
-    fixes = [f"fix: {editable_hint(item.fix)}" for item in here.diagnoses if item.fix]
+    fixes = [f"fix: {installable(item.fix)}" for item in here.diagnoses if item.fix]
     assert all(item.message in text for item in here.diagnoses) and all(fix in text for fix in fixes)
     assert re.search(r"backends here:\n(  .*\n)*  onnxruntime +runs on cpu\n", text) and "\x1b" not in text
     assert run(["doctor", "--json"]) == 0

@@ -55,7 +55,7 @@ def _resolve_shapes(engine: Engine, config: BenchConfig, given: Tensors) -> dict
             return shapes
         except ProfileError as error:
             refused = refused or error
-    raise refused or UsageError("the engine has no inputs to shape", hint="trt-engine inspect")
+    raise refused or UsageError("the engine has no inputs to shape", hint="`trt-engine inspect`")
 
 
 def profile_index(profiles: tuple[Any, ...], feeds: Tensors) -> int:

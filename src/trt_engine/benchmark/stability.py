@@ -75,9 +75,9 @@ def advice(record: BenchRecord) -> str:
         if load is not None and cores and load > cores / 2:
             steps.append(f"stop other programs (load average {load:g} on {cores} cores)")
         if record.backend == "onnxruntime" and record.runtime_info.get("threads") != "1":
-            steps.append("use one thread, `-O intra_op_threads=1`, pinned to one core: `taskset -c 0 trt-engine ...`")
+            steps.append("use one thread, `-O intra_op_threads=1`, pinned to one core by `taskset -c 0`")
         else:
-            steps.append("pin it to one core: `taskset -c 0 trt-engine ...`")
+            steps.append("pin it to one core with `taskset -c 0`")
     if len(record.compute_ms) < MIN_QUERIES or not steps or not held:
         steps.append("measure longer: `--duration 30s`")
     return "; or ".join(steps)

@@ -10,11 +10,11 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TextIO
 
 from trt_engine.errors import Explained, SetupError
 from trt_engine.escapes import escape_control, escape_json, escape_lines, join_lines
+from trt_engine.installed_from import installable
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def result_text(record: Any, **shown: Any) -> str:
     """The record as text, from the blocks that reports share; wrapped on a terminal."""
     from trt_engine.reporting import results
 
-    return wrap_for_terminal(editable_hint(results.result_text(record, width=terminal_width(), **shown)))
+    return wrap_for_terminal(installable(results.result_text(record, width=terminal_width(), **shown)))
 
 
 def print_result(report: Any, *, warnings: Sequence[str] = (), **shown: Any) -> None:
@@ -258,19 +258,18 @@ def print_error(
 
         with contextlib.suppress(OSError, ValueError, AttributeError):
             _write_error(escape_lines("| " + "".join(traceback.format_exception(cause or error)).rstrip(), "| ") + "\n")
-    hint = editable_hint(error.hint) if error.hint else error.hint
-    lines = f"{join_lines([f'error: {error.message}', *([f'hint: {hint}'] if hint else [])])}\n"
+    lines = f"{join_lines([f'error: {error.message}', *([f'hint: {error.hint}'] if error.hint else [])])}\n"
     with contextlib.suppress(OSError, ValueError, AttributeError):  # stderr is closed; the exit code remains
         _Stdout.error_printed = True
         _write_error(lines)
     if output_options.json and not _Stdout.document_printed:
-        emit(document("error", {"error": describe_error(error, hint)}, command=command), "", json=True)
+        emit(document("error", {"error": describe_error(error)}, command=command), "", json=True)
     return error.exit_code
 
 
-def describe_error(error: Explained, hint: str | None) -> dict[str, Any]:
+def describe_error(error: Explained) -> dict[str, Any]:
     """The `error` object of an error document."""
-    return {"type": type(error).__name__, "message": error.message, "hint": hint, "exit_code": error.exit_code}
+    return {"type": type(error).__name__, "message": error.message, "hint": error.hint, "exit_code": error.exit_code}
 
 
 def _write_error(text: str) -> None:
@@ -279,35 +278,3 @@ def _write_error(text: str) -> None:
     except UnicodeEncodeError:
         sys.stderr.write(text.encode("ascii", "backslashreplace").decode())
     sys.stderr.flush()
-
-
-_EXTRA = re.compile(r"(?<![\w-])trt-engine(?=\[[\w,]+\])")
-
-
-def editable_hint(text: str) -> str:
-    """Replace `trt-engine[extra]` by the checkout folder it was installed from (PEP 610)."""
-    if not _EXTRA.search(text) or (folder := _checkout_folder()) is None:
-        return text
-    try:
-        here = Path.cwd()
-    except OSError:  # it was removed
-        here = None
-    named = "." if folder == here else str(folder)
-    return _EXTRA.sub(lambda _: named, text)
-
-
-def _checkout_folder() -> Path | None:
-    import json
-    from importlib.metadata import PackageNotFoundError, distribution
-    from urllib.parse import urlsplit
-    from urllib.request import url2pathname
-
-    try:
-        origin = json.loads(distribution("trt-engine").read_text("direct_url.json") or "{}")
-        parts = urlsplit(origin["url"]) if "dir_info" in origin else None
-    except (PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-    if parts is None or parts.scheme != "file":
-        return None
-    folder = Path(url2pathname(parts.path))
-    return folder if (folder / "pyproject.toml").is_file() else None

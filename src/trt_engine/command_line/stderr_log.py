@@ -9,6 +9,7 @@ import time
 import warnings
 
 from trt_engine.escapes import escape_lines
+from trt_engine.installed_from import installable
 from trt_engine.logs import start_command
 
 _CONTINUATION = " " * 12 + "| "
@@ -25,9 +26,10 @@ class StderrHandler(logging.Handler):
         self.colour = sys.stderr is not None and sys.stderr.isatty() and not os.environ.get("NO_COLOR")
 
     def emit(self, record: logging.LogRecord) -> None:
+        said = installable(record.getMessage())
         if record.levelno == logging.WARNING:
-            self.command.warnings.append(record.getMessage())
-        text = escape_lines(record.getMessage(), _CONTINUATION)
+            self.command.warnings.append(said)
+        text = escape_lines(said, _CONTINUATION)
         if record.levelno >= logging.WARNING:
             mark = "error: " if record.levelno >= logging.ERROR else "warning: "
             text = f"\x1b[33m{mark}\x1b[0m{text}" if self.colour else mark + text

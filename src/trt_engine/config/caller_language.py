@@ -30,7 +30,9 @@ _OPTION = re.compile(r"-[a-zA-Z]|--[a-z0-9][a-z0-9-]*")
 
 
 def in_python(text: str) -> str:
-    """The text with options as keyword arguments and commands as calls."""
+    """The text with options as keyword arguments and commands as calls; a text that is one command is a call."""
+    if text.startswith("trt-engine ") and "`" not in text:
+        return _python_code(text)
     return _CODE.sub(lambda found: f"`{_python_code(found[1])}`", text)
 
 
@@ -145,5 +147,6 @@ def _literal(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)}: {_literal(one)}" for key, one in value.items()) + "}"
     if isinstance(value, str) and not re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value):
-        return json.dumps(value, ensure_ascii=False)
+        sizes = re.fullmatch(r"(\d+):(\d+):(\d+)", value)
+        return f"({', '.join(sizes.groups())})" if sizes else json.dumps(value, ensure_ascii=False)
     return "..." if value is ... else str(value)

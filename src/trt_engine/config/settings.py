@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trt_engine.atomic_io import as_path
+from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.config.parse import SCALAR_PARSERS, parse_options
 from trt_engine.config.profiles import quote_name
 from trt_engine.errors import UsageError
@@ -121,6 +121,7 @@ def check_limits(config: Any) -> None:
 
 
 _NUMBER_NAMES = {"int": "a whole number", "float": "a number", "tuple[int,": "whole numbers"}
+_EXPECTED = _NUMBER_NAMES | {"str": "text", "bool": "`True` or `False`", "dict[str,": "a mapping", "Path": "a path"}
 
 
 def _is_number(value: Any, kind: str) -> bool:
@@ -182,6 +183,27 @@ def _format_options(values: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
+def _read(item: Setting, value: Any) -> Any:
+    """A value of a setting from plain Python, through its parser. Raises `TypeError` for one of a foreign type."""
+    if item.type == "Any":
+        pass
+    elif item.parse is Path:
+        value = as_path(value, f"`{item.name}`")
+    elif item.parse is not None and item.multiple:
+        value = tuple(item.parse(one) for one in (value if isinstance(value, list | tuple) else [value]))
+    elif item.parse is not None:
+        value = item.parse(value)
+    elif item.multiple:
+        value = _format_options(value) if isinstance(value, Mapping) else parse_options(value)
+    elif isinstance(value, str) and item.type in SCALAR_PARSERS:
+        value = _parse_scalar(item, value)
+    elif (item.type == "bool" and value not in (True, False)) or (item.type == "str" and not isinstance(value, str)):
+        raise TypeError
+    if item.choices and value not in item.choices and (item.type != "Any" or isinstance(value, str)):
+        raise UsageError(f"`{item.name}` cannot be `{value}`", hint=suggest(str(value), item.choices))
+    return value
+
+
 def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
     """A config made from plain Python values, each passed through its setting's parser; None is the default, and
     unknown names are refused."""
@@ -194,23 +216,13 @@ def from_values(config: type[Any], values: Mapping[str, Any]) -> Any:
         if name not in known and name not in extra:
             raise UsageError(f"unknown setting `{name}`", hint=suggest(name, list(known)))
         item = known.get(name)
-        if item is not None and value is None:
-            value = copy.copy(item.default)
-        elif item is not None:
-            if item.type == "Any":
-                pass
-            elif item.parse is Path:
-                value = as_path(value, f"`{name}`")
-            elif item.parse is not None and item.multiple:
-                value = tuple(item.parse(one) for one in (value if isinstance(value, list | tuple) else [value]))
-            elif item.parse is not None:
-                value = item.parse(value)
-            elif item.multiple:
-                value = _format_options(value) if isinstance(value, Mapping) else parse_options(value)
-            elif isinstance(value, str) and item.type in SCALAR_PARSERS:
-                value = _parse_scalar(item, value)
-            if item.choices and value not in item.choices and (item.type != "Any" or isinstance(value, str)):
-                raise UsageError(f"`{name}` cannot be `{value}`", hint=suggest(str(value), item.choices))
+        if item is not None:
+            try:
+                value = copy.copy(item.default) if value is None else _read(item, value)
+            except (TypeError, AttributeError, ValueError) as error:
+                raise UsageError(
+                    f"`{name}` is {found_instead(value)}, expected {_EXPECTED.get(item.type, 'a list')}", hint=item.help
+                ) from error
         made[name] = value
     config = config(**made)
     check_limits(config)  # a backend's settings class has no `__post_init__` that checks

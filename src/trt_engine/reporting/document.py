@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
+from trt_engine.errors import in_callers_language
 from trt_engine.escapes import is_hidden
 from trt_engine.reporting.charts import Chart
 
@@ -127,6 +128,8 @@ def make_facts(*facts: Fact, aligned: bool = True) -> Facts:
     rows: list[tuple[str, str]] = []
     for name, value in facts:
         texts = [] if value is None else [value] if isinstance(value, str) else list(value)
+        if name == "next":
+            texts = [in_callers_language(text) for text in texts]
         rows += [(name if not index else "", text) for index, text in enumerate(texts)]
     return Facts(tuple(rows), aligned)
 

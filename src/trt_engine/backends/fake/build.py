@@ -53,7 +53,7 @@ class FakeBuilder:
             proto = onnx.load(model.path)
         except Exception as error:  # OSError, and protobuf's DecodeError, which comes without types
             raise ModelError(
-                f"`{model.path}` cannot be read: {error}", hint=f"trt-engine inspect {quoted(model.path)}"
+                f"`{model.path}` cannot be read: {error}", hint=f"`trt-engine inspect {quoted(model.path)}`"
             ) from error
         _check_operators(proto)
         try:

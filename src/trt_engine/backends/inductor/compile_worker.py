@@ -86,7 +86,7 @@ def compile_graph(request: CompileRequest) -> CompileResult:
     device = torch.device(request.device)
     if device.type == "cuda":
         if not torch.cuda.is_available():
-            raise SetupError(f"PyTorch {torch.__version__} finds no GPU", hint="trt-engine doctor")
+            raise SetupError(f"PyTorch {torch.__version__} finds no GPU", hint="`trt-engine doctor`")
         torch.cuda.set_device(device)
         torch.set_float32_matmul_precision("high" if request.tf32 else "highest")
         torch.backends.cudnn.allow_tf32 = request.tf32

@@ -44,7 +44,7 @@ class InductorRuntime:
         if kind != parse_device(engine.passport.device)[0]:
             raise UsageError(
                 f"the engine's code is for `{engine.passport.device}`, requested is `{config.device}`",
-                hint=f"{_again(engine)} --device {config.device}",
+                hint=f"build it again: `{engine.passport.build.command} --device {config.device}`",
             )
         try:
             # PyTorch's `load_package` calls the C++ compiler to describe the machine, which `check_compatibility` compares

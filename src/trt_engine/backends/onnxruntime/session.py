@@ -367,7 +367,7 @@ def translate_load_error(error: BaseException, path: Path, choice: ProviderSelec
             hint="`-O graph_optimization=basic`, which is the default for graphs with FP8",
         )
     if isinstance(error, state.EPFail):
-        return SetupError(f"a provider failed: {error_summary(error)}", hint="trt-engine doctor")
+        return SetupError(f"a provider failed: {error_summary(error)}", hint="`trt-engine doctor`")
     if isinstance(error, state.RuntimeException):
         return BuildError(
             f"ONNX Runtime failed on `{path}`: {error_summary(error)}", hint="`-O graph_optimization=basic`"

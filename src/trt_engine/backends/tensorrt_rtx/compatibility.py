@@ -26,7 +26,7 @@ def _query_validity(plan: Path) -> ValidityReport:
     try:
         from trt_engine.backends.tensorrt_rtx.compatibility import query_validity
     except ImportError as error:
-        raise SetupError(f"TensorRT-RTX cannot be loaded: {error}", hint="trt-engine doctor") from error
+        raise SetupError(f"TensorRT-RTX cannot be loaded: {error}", hint="`trt-engine doctor`") from error
     return query_validity(plan)
 
 
@@ -53,7 +53,7 @@ def query_validity(plan: Path) -> ValidityReport:
             runtime = trt.Runtime(messages)
     except TypeError as error:  # the bindings raise it for a null pointer
         why = "; ".join(messages.texts) or str(error)
-        raise SetupError(f"TensorRT-RTX does not start: {why}", hint="trt-engine doctor") from error
+        raise SetupError(f"TensorRT-RTX does not start: {why}", hint="`trt-engine doctor`") from error
     with open_regular(plan, error=EngineError) as file:
         header = read_plan_header(file)
         file.seek(header.offset if header is not None else 0)

@@ -32,7 +32,7 @@ _REASONS = {  # CUresult, cuda.h
     46: ("the device is unavailable now", "another process holds it exclusively: `nvidia-smi`"),
     100: (
         "no GPU was found",
-        "`nvidia-smi` must list one; in a container: `--gpus all`; `CUDA_VISIBLE_DEVICES` hides them",
+        "`nvidia-smi` must list one; in a container: `docker run --gpus all`; `CUDA_VISIBLE_DEVICES` hides them",
     ),
     101: ("the GPU does not exist", "`nvidia-smi` lists the GPUs; `CUDA_VISIBLE_DEVICES` hides some"),
     802: ("the system is not initialised", "start NVIDIA's fabric manager: `systemctl start nvidia-fabricmanager`"),
@@ -139,7 +139,7 @@ def open_cuda_device(number: int, limit_bytes: int | None = None) -> CudaDevice:
     if not count:
         raise SetupError(
             "the NVIDIA driver shows no GPU to this process",
-            hint="`nvidia-smi -L` lists them; `CUDA_VISIBLE_DEVICES` hides them; in a container: `--gpus all`",
+            hint="`nvidia-smi -L` lists them; `CUDA_VISIBLE_DEVICES` hides them; in a container: `docker run --gpus all`",
         )
     if number >= count:
         here = ", ".join(f"`cuda:{index}`" for index in range(count))

@@ -227,7 +227,7 @@ class _Device:
                 library = self._measure_gpu(gauge, number)
         if not gauge.peaks:
             raise SetupError(
-                f"nothing of `{self.device}` could be measured: {gauge.skipped[0]}", hint="trt-engine doctor"
+                f"nothing of `{self.device}` could be measured: {gauge.skipped[0]}", hint="`trt-engine doctor`"
             )
         for note in notes:
             log.warning("%s", note)

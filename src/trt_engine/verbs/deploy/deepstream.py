@@ -242,7 +242,7 @@ def _size(source: _Source, config: DeepstreamConfig, run: MeasuredRun | None) ->
             note = f"{capacity.streams} streams were sized with {policy.contexts} contexts"
             found = _one_context(run.folder, capacity)
             if found is None:
-                made.notes.append(f"{note}, nvinfer has one and serves fewer: `size ... --contexts 1`")
+                made.notes.append(f"{note}, nvinfer has one and serves fewer: `--contexts 1` of `size`")
             else:
                 policy, one = found
                 made.notes.append(f"{note}; with the one context of nvinfer: {one}")

@@ -91,7 +91,7 @@ def _error_document(error: EngineError, path: Path, typed: str) -> dict[str, Any
         header = None
     version = header.version if header is not None and header.product == "TensorRT" else None
     return {
-        "error": describe_error(error, error.hint),
+        "error": describe_error(error),
         "verdict": "refuse",
         "reason": error.message,
         "tensorrt_version": version,

@@ -19,6 +19,7 @@ from trt_engine.atomic_io import decode_json, read_bounded
 from trt_engine.backend import get_backend
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
+from trt_engine.config.caller_language import in_plan
 from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.config.precision import QuantizeConfig, is_preset
 from trt_engine.config.profiles import parse_profile
@@ -98,7 +99,9 @@ class SkipCell(Exception):
 
 def failure_reason(error: TrtEngineError, job: CellJob) -> str:
     """The reason stored in a result: the message, then `hint: ` and the hint, with paths relative to the plan."""
-    return atomic_io.replace_surrogates(str(error).replace(f"{job.run_folder}/", "").replace(f"{job.plan_folder}/", ""))
+    message, hint = error.translated(in_plan)
+    said = f"{message}\nhint: {hint}" if hint else message
+    return atomic_io.replace_surrogates(said.replace(f"{job.run_folder}/", "").replace(f"{job.plan_folder}/", ""))
 
 
 @dataclass

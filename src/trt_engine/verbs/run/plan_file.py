@@ -279,7 +279,7 @@ def _check_value(plan: ParsedPlan, path: str, parse: Callable[[], Any]) -> None:
     try:
         parse()
     except UsageError as error:
-        said, hint = in_plan(error.message), error.hint and in_plan(error.hint)
+        said, hint = error.translated(in_plan)
         raise plan.error(path, f"cannot be read: {said}", hint) from error
 
 

@@ -19,6 +19,7 @@ from typing import Any, Literal
 import yaml
 
 from trt_engine.atomic_io import open_regular, replace_surrogates
+from trt_engine.config.caller_language import in_plan
 from trt_engine.config.settings import Setting, from_values, settings
 from trt_engine.errors import UsageError
 from trt_engine.tensors import suggest
@@ -195,9 +196,10 @@ class _Reader:
                 continue
             own = spelled.get(name, name)
             if own not in known:
-                raise at.error(
-                    "is not a key of a plan" if not location.path else "is not a key here", suggest(name, [*known])
-                )
+                bare = name.lstrip("-").replace("-", "_")
+                where = next((section.name for section in known.values() if bare in _settings_in(section)), None)
+                hint = f"`{where}: {{{bare}: ...}}`" if where else suggest(bare, [*known])
+                raise at.error("is not a key of a plan" if not location.path else "is not a key here", hint)
             if own in said:
                 raise at.error(f"duplicates `{said[own]}`", "leave one of them out")
             said[own] = name
@@ -306,11 +308,8 @@ class _Reader:
             try:
                 from_values(config, {own: made[own]})
             except UsageError as error:
-                raise at.error(f"cannot be read: {error.message}", error.hint) from error
-            except (TypeError, ValueError, AttributeError) as error:
-                raise at.error(
-                    f"is {_truncate(repr(made[own]))}, which is not valid", f"write `{own}` as for its flag"
-                ) from error
+                said, hint = error.translated(in_plan)
+                raise at.error(f"cannot be read: {said}", hint) from error
         return made
 
     def _read_untyped(self, node: yaml.Node, path: str, depth: int) -> Any:
@@ -405,6 +404,13 @@ def setting_aliases(item: Setting) -> list[str]:
     """The setting's name and its flags as keys: `duration_s` and `duration`."""
     flags = [flag.partition("/")[0] for flag in item.flags if flag.startswith("--")]
     return list(dict.fromkeys([item.name, *(flag[2:].replace("-", "_") for flag in flags)]))
+
+
+def _settings_in(section: dataclasses.Field[Any]) -> set[str]:
+    """Names of the settings below a key of a plan; none below a key without settings."""
+    left_out = section.metadata.get("leave_out", ())
+    own = settings(section.metadata["config"]) if section.metadata.get("config") else ()
+    return {name for item in own if item.name not in left_out for name in setting_aliases(item)}
 
 
 def _setting_names(config: type, exclude: tuple[str, ...]) -> list[str]:

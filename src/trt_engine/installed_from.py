@@ -1,0 +1,41 @@
+"""Commands that install an extra, for where this package came from: a folder, a wheel, a repository or an index."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+_EXTRA = re.compile(r"(?<![\w-])trt-engine(?=(\[[\w,]+\]))")
+
+
+def installable(text: str) -> str:
+    """The text with what pip can install in place of `trt-engine[extra]` (PEP 610): as it is for a package of an index."""
+    if not _EXTRA.search(text):
+        return text
+    place, from_repository = _origin()
+    if from_repository:
+        return re.sub(f"{_EXTRA.pattern}\\[[\\w,]+\\]", lambda found: f"trt-engine{found[1]} @ {place}", text)
+    return _EXTRA.sub(lambda _: place, text)
+
+
+def _origin() -> tuple[str, bool]:
+    """What stands before the extra, and whether it is the address of a repository."""
+    import json
+    from importlib.metadata import PackageNotFoundError, distribution
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    try:
+        origin = json.loads(distribution("trt-engine").read_text("direct_url.json") or "{}")
+        parts = urlsplit(origin["url"])
+        if "vcs_info" in origin:
+            return f"{origin['vcs_info']['vcs']}+{origin['url']}", True
+    except (PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return "trt-engine", False
+    place = Path(url2pathname(parts.path))
+    if parts.scheme != "file" or not (place / "pyproject.toml" if "dir_info" in origin else place).is_file():
+        return "trt-engine", False
+    try:
+        return "." if place == Path.cwd() else str(place), False
+    except OSError:  # the folder was removed
+        return str(place), False
