@@ -180,7 +180,7 @@ def test_a_cell_that_fails_names_keys_of_its_plan(model: str) -> None:
     assert "`calib_data: DATA`" in str(te.run("plan.yaml", "out"))
 
 
-@pytest.mark.parametrize("wrong", [["x", {}], object(), b"x", np.zeros(3), len])
+@pytest.mark.parametrize("wrong", [["x", {}], object(), b"x", np.zeros((2, 2)), len])
 def test_a_value_of_another_type_is_refused_by_its_name(wrong: Any, model: str) -> None:
     engine = te.build(model)
     for name in ("device", "backend", "duration_s", "shapes", "percentiles", "options", "runtime", "graph"):
@@ -188,7 +188,7 @@ def test_a_value_of_another_type_is_refused_by_its_name(wrong: Any, model: str) 
             te.bench(engine, **{name: wrong})
     with pytest.raises(errors.UsageError, match="`out` is"):
         te.build(model, out=7)  # type: ignore[arg-type]
-    with pytest.raises(errors.UsageError, match="`target` is"):
+    with pytest.raises(errors.UsageError, match="unknown target"):
         te.deploy(engine, "triton", out="there")  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="needs `to`"):
         te.cast(model)  # type: ignore[call-arg]

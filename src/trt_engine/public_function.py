@@ -117,10 +117,11 @@ def _check_arguments(function: Callable[..., Any], signature: inspect.Signature,
         elif kinds == "bool":
             _check_type(name, value, bool, "`True` or `False`", hint)
         elif kinds.endswith("Config"):
-            _check_type(name, value, getattr(sys.modules[function.__module__], kinds), f"`{kinds}`", hint)
+            configs = tuple(getattr(sys.modules[function.__module__], kind) for kind in kinds.split(" | "))
+            _check_type(name, value, configs, f"`{kinds}`", hint)
 
 
-def _check_type(name: str, value: object, kind: type, said: str, hint: str) -> None:
+def _check_type(name: str, value: object, kind: type | tuple[type, ...], said: str, hint: str) -> None:
     if not isinstance(value, kind):
         raise UsageError(f"`{name}` is {found_instead(value)}, expected {said}", hint=hint)
 

@@ -42,7 +42,7 @@ def deploy(
     `UsageError` for an unknown target or setting, and where an entry exists and `overwrite` is not given; `EngineError` for
     a file that is not an engine or was changed.
     """
-    if target not in TARGETS:
+    if not isinstance(target, str) or target not in TARGETS:
         raise UsageError(f"unknown target `{target}`", hint=suggest(str(target), [*TARGETS]))
     chosen = TARGETS[target]
     made = _settings(target, chosen, config, settings)
