@@ -54,6 +54,9 @@ te.build("m", precision="fp61")  # wrong
 te.build("m", progress="yes")  # wrong
 te.load(engine, batching={"max_bach": 3})  # wrong
 te.bench(engine, duration=2)  # wrong
+te.build(b"\\x08", out="e")
+te.size(open("m.onnx", "rb"), max_batch=8)
+te.lint(42)  # wrong
 te.profile(engine, on_stage=print)  # wrong
 te.compare(engine, engine, fail_iff=["slower:3%"])  # wrong
 te.evaluate(engine, "val", limits=8)  # wrong

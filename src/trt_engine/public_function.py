@@ -62,9 +62,10 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
     """The signature and the docstring with each setting in place of `**settings`."""
     text = inspect.getdoc(function) or ""
     *named, last = signature.parameters.values()
+    named = [item.replace(annotation=str(item.annotation).replace("AnyModel", _ANY_MODEL)) for item in named]
     settings = _typed_settings().get(str(last.annotation).removeprefix("Unpack[").removesuffix("]"))
     if last.kind is not last.VAR_KEYWORD or settings is None:
-        return signature, text
+        return signature.replace(parameters=[*named, last]), text
     kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
     configs = [getattr(sys.modules[function.__module__], kind) for kind in kinds]
     known = {item.name: item for config in configs for item in dataclasses.fields(config)}
@@ -94,6 +95,10 @@ def _typed_settings() -> dict[str, dict[str, tuple[str, str]]]:
 _SETTING = re.compile(
     r'^    (\w+): (Literal\[\n.*?\n    \][^\n]*|[^\n]+)(?:\n    """(.*?)""")?', re.MULTILINE | re.DOTALL
 )
+
+
+_ANY_MODEL = "Path | str | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram"
+"""`verbs.given_model.AnyModel`, as help shows it."""
 
 
 def _check_arguments(function: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
 from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.conversion.sources import IN_TORCH, model_kind
@@ -20,7 +20,12 @@ from trt_engine.errors import UsageError
 from trt_engine.model import Model
 from trt_engine.plan_header import detect_plan
 
+if TYPE_CHECKING:
+    import onnx
+
 F = TypeVar("F", bound=Callable[..., Any])
+AnyModel: TypeAlias = "Path | str | bytes | BinaryIO | onnx.ModelProto | TorchModel"
+"""What a verb takes for a model: its file, or the model in memory."""
 
 _LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's limit
 
@@ -54,6 +59,18 @@ def takes_model(*names: str) -> Callable[[F], F]:
         return call  # type: ignore[return-value]
 
     return decorate
+
+
+class TorchModel(Protocol):
+    """A module or an exported program of PyTorch, which need not be installed."""
+
+    @property
+    def state_dict(self) -> Any: ...
+
+
+def on_disk(model: Any) -> Any:
+    """The argument of a function that `takes_model`, as it gets it: a path, or an `Engine` where it takes one."""
+    return model
 
 
 class _Files:

@@ -32,7 +32,7 @@ from trt_engine.records.bench import BenchRecord
 from trt_engine.run_folder import RECORDS
 from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import Shape
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import build_for_runtime, check_loadable, merge_run_settings
 from trt_engine.vision.spec import check_data_exists
 
@@ -48,7 +48,7 @@ logger = logging.getLogger(__name__)
 @public_function
 @takes_model("engine")
 def bench(
-    engine: Engine | Path | str,
+    engine: Engine | AnyModel,
     *,
     config: BenchConfig | None = None,
     run: BenchRunConfig | None = None,
@@ -70,7 +70,7 @@ def bench(
         values, runtime, build, config or BenchConfig(), run or BenchRunConfig()
     )
     with output_folder(run.out):
-        opened = open_or_build(engine, config, runtime, build, values)
+        opened = open_or_build(on_disk(engine), config, runtime, build, values)
         opened.verify()
         backend_spec = check_loadable(opened, runtime)
         try:

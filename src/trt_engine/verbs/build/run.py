@@ -70,7 +70,7 @@ from trt_engine.verbs.build.request import (
     search_identity,
 )
 from trt_engine.verbs.build.retry import Attempt, build_with_retries, run_builder, without_failing_fusion
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import load
 from trt_engine.vision.spec import declared_shapes, vision_of_model
 
@@ -206,7 +206,7 @@ class BuildResult:
 @public_function
 @takes_model("model")
 def build(
-    model: Path | str,
+    model: AnyModel,
     *,
     out: Path | str | None = None,
     config: BuildConfig | None = None,
@@ -225,7 +225,9 @@ def build(
     `PrecisionError`, `AccuracyError` or `SetupError`; `Interrupted`
     after Ctrl-C in a search, its `partial` the best engine checked until then.
     """
-    planned = plan(model, out=out, config=config, store=store, overwrite=overwrite, command=command, **settings)
+    planned = plan(
+        on_disk(model), out=out, config=config, store=store, overwrite=overwrite, command=command, **settings
+    )
     return execute(planned, rebuild=rebuild).engine
 
 

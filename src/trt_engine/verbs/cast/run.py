@@ -38,7 +38,7 @@ from trt_engine.records.passport import Precision
 from trt_engine.records.precision import CastParity, CastReport, RangesReport
 from trt_engine.runtime.feeds import complete_shapes, describe_inputs, numpy_dtype, read_values, set_values
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import CastSettings
@@ -50,7 +50,7 @@ log = logging.getLogger(__name__)
 @takes_model("model")
 @atomic_io.all_or_nothing()
 def cast(
-    model: Path | str,
+    model: AnyModel,
     to: Literal["fp16", "bf16"],
     *,
     out: Path | str | None = None,
@@ -68,7 +68,7 @@ def cast(
     these two or images without `preprocess`, `ModelError` for a model that cannot be cast.
     """
     config = replace_values(config or CastConfig(), settings)
-    opened, data = open_model(model), config.calib_data
+    opened, data = open_model(on_disk(model)), config.calib_data
     read_values(config.inputs, opened.signature)  # before anything is written
     for name, shape in config.shapes.items():
         check_known_shape(opened.signature.input(name), shape, "--shapes")

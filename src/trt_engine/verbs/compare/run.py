@@ -63,7 +63,7 @@ from trt_engine.verbs.compare.baseline import (
 )
 from trt_engine.verbs.compare.report import CompareRun, PairResult, find_doubt, make_report, require_record
 from trt_engine.verbs.compare.request import CompareRequest, parse_request, unique_labels
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import merge_run_settings
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ log = logging.getLogger(__name__)
 @public_function
 @takes_model("engines")
 def compare(
-    *engines: Engine | Path | str,
+    *engines: Engine | AnyModel,
     compare: CompareConfig | None = None,
     config: BenchConfig | None = None,
     runtime: RuntimeConfig | None = None,
@@ -97,7 +97,7 @@ def compare(
     incomplete report as `partial`.
     """
     settings = merge_run_settings(values, runtime, build, compare or CompareConfig(), config or BenchConfig())
-    report = run(parse_request(engines, *settings), named=values)
+    report = run(parse_request(on_disk(engines), *settings), named=values)
     gate(report, strict=settings[1].strict)
     return report
 

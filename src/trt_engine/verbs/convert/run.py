@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from trt_engine.config.convert import ConvertConfig
@@ -11,7 +10,7 @@ from trt_engine.conversion import convert as conversion
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.convert import ConvertReport
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import ConvertSettings
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 @public_function
 @takes_model("source")
 def convert(
-    source: Path | str,
+    source: AnyModel,
     *,
     config: ConvertConfig | None = None,
     dry_run: bool = False,
@@ -40,4 +39,4 @@ def convert(
     source; `SetupError` naming the extra for a missing library. Output is written atomically. `UsageError` for an `opset` or
     a `tolerance` out of range.
     """
-    return conversion.convert(source, replace_values(config or ConvertConfig(), settings), dry_run=dry_run)
+    return conversion.convert(on_disk(source), replace_values(config or ConvertConfig(), settings), dry_run=dry_run)

@@ -29,7 +29,7 @@ from trt_engine.records.base import write_document
 from trt_engine.records.evaluate import MAIN_METRIC, EvaluateReport, SkippedImage
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.calibration_images import VisionSource
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import build_for_runtime, load, merge_run_settings
 from trt_engine.vision.datasets import Dataset, open_dataset
 from trt_engine.vision.spec import Preprocess, Vision, resolve_vision, vision_from_file, vision_of
@@ -48,7 +48,7 @@ _MAX_LISTED_IMAGES = 100
 @public_function
 @takes_model("engine")
 def evaluate(
-    engine: Engine | Path | str,
+    engine: Engine | AnyModel,
     dataset: Path | str,
     *,
     config: EvaluateConfig | None = None,
@@ -65,7 +65,7 @@ def evaluate(
     metric is more than `max_drop` below the baseline's, after everything is written. `UsageError` for an unknown setting,
     and for `max_drop` without a baseline or labels.
     """
-    report = run(engine, dataset, *merge_run_settings(values, runtime, build, config or EvaluateConfig()))
+    report = run(on_disk(engine), dataset, *merge_run_settings(values, runtime, build, config or EvaluateConfig()))
     gate(report)
     return report
 

@@ -34,7 +34,7 @@ from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature, Tensors, suggest
 from trt_engine.verbs.build.run import build_for_inputs
 from trt_engine.verbs.evaluate.run import resolve_spec
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import load, merge_run_settings
 from trt_engine.vision.image_inference import ImageRunner
 from trt_engine.vision.spec import declared_shapes
@@ -90,7 +90,7 @@ class InferJob:
 @public_function
 @takes_model("engine")
 def infer(
-    engine: Engine | Path | str,
+    engine: Engine | AnyModel,
     inputs: Tensors | Path | str | None = None,
     *,
     config: InferConfig | None = None,
@@ -107,7 +107,7 @@ def infer(
     `te.load(engine).infer(feeds)`. Raises `UsageError` for a file that exists (`overwrite` replaces it), an unknown output
     or a video that cannot be read, `FeedError` and `ShapeError` for inputs that do not fit.
     """
-    return run(plan(engine, inputs, *merge_run_settings(values, runtime, build, config or InferConfig())))
+    return run(plan(on_disk(engine), inputs, *merge_run_settings(values, runtime, build, config or InferConfig())))
 
 
 def plan(

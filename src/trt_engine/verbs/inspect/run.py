@@ -59,7 +59,7 @@ from trt_engine.trt.compatibility import check_plan
 from trt_engine.trt.rtx_compatibility import ValidityReport
 from trt_engine.verbs.bundle_chain import run_alone
 from trt_engine.verbs.bundle_folder import inspect_bundle, is_bundle
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, takes_model
 from trt_engine.verbs.load import load
 from trt_engine.vision.spec import declared_shapes
 
@@ -71,7 +71,7 @@ _ENGINE_SUFFIXES = (".engine", ".plan", ".trt")
 @public_function
 @takes_model("path")
 def inspect(
-    path: Path | str,
+    path: AnyModel,
     *,
     shapes: Mapping[str, Shape] | str | None = None,
     run: bool = False,

@@ -29,7 +29,7 @@ from trt_engine.records.lint import LintReport, ReducedModel
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.tensors import Shape, Signature, suggest
 from trt_engine.trt.gpu_targets import rtx_targets
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, takes_model
 from trt_engine.verbs.inspect.run import targets_other_library, typing_findings
 from trt_engine.verbs.lint.parser import ParserReport, check_with_parser, libraries_for
 from trt_engine.verbs.lint.reduce_model import check_output, reduce_model
@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 @public_function
 @takes_model("path")
 def lint(
-    path: Path | str,
+    path: AnyModel,
     *,
     shapes: Mapping[str, Shape] | str | None = None,
     target: LintTarget = "all",

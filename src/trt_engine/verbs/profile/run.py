@@ -35,7 +35,7 @@ from trt_engine.run_folder import PROFILE, RECORDS
 from trt_engine.runtime.feeds import shapes_of
 from trt_engine.tensors import Shape
 from trt_engine.verbs.bench.run import LOG, open_or_build, output_folder
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import build_for_runtime, merge_run_settings
 from trt_engine.verbs.profile.profile_run import TIMELINE, ProfileRun
 
@@ -51,7 +51,7 @@ _DURATION_S, _WARMUP_S = 2.0, 0.5
 @public_function
 @takes_model("engine")
 def profile(
-    engine: Engine | Path | str,
+    engine: Engine | AnyModel,
     *,
     config: BenchConfig | None = None,
     profile: ProfileConfig | None = None,
@@ -83,7 +83,7 @@ def profile(
     source = engine.path if isinstance(engine, Engine) else as_path(engine, "`engine`")
     folder = profile.out or default_run_folder(source)
     output_files(folder, overwrite=profile.overwrite)
-    if profile.profiler in (None, "cupti") and _runs_in_process(engine, runtime, build, profile.profiler):
+    if profile.profiler in (None, "cupti") and _runs_in_process(on_disk(engine), runtime, build, profile.profiler):
         subscribe_nvtx()  # before a library looks for who listens: it looks once
     said: list[str] = []
     with output_folder(folder):
@@ -91,10 +91,10 @@ def profile(
             opened: Engine | None = None
             work: ProfileRun | None = None
             try:
-                opened = open_or_build(engine, config, runtime, build, values)
+                opened = open_or_build(on_disk(engine), config, runtime, build, values)
                 opened.verify()
                 work = ProfileRun(opened, config, profile, runtime, folder, said)
-                if is_onnx_model(engine):
+                if is_onnx_model(on_disk(engine)):
                     work.typed = work.model = str(source)
                 work.settings = {**build.options, **runtime.options}
                 return work.run(command)
@@ -115,7 +115,7 @@ def _runs_in_process(
     engine: Engine | Path | str, runtime: RuntimeConfig, build: BuildConfig, profiler: str | None
 ) -> bool:
     """Whether this process is what a profiler will watch: not for engines on the CPU or in a separate process."""
-    if is_onnx_model(engine):
+    if is_onnx_model(on_disk(engine)):
         name, device = build.backend, default_device(runtime, build)
     else:
         passport = (engine if isinstance(engine, Engine) else Engine.open(engine)).passport

@@ -43,7 +43,7 @@ from trt_engine.records.search import SearchGroup, SearchPoint, SearchReport, Se
 from trt_engine.verbs.build.precision import placement_target
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
 from trt_engine.verbs.evaluate.run import resolve_spec
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.search.selection import LayerGroup, Selection, group_layers, max_trials, select
 from trt_engine.verbs.search.trial import Calibration, MixedPrecision, TrialLog, json_digest
 from trt_engine.vision.datasets import Dataset, open_dataset
@@ -60,7 +60,7 @@ TRIALS_FILE, EXCLUDE_FILE, REPORT_FILE = "trials.jsonl", "exclude.txt", "search.
 @public_function
 @takes_model("model")
 def search(
-    model: Path | str,
+    model: AnyModel,
     dataset: Path | str,
     *,
     search: SearchConfig | None = None,
@@ -74,7 +74,7 @@ def search(
     `calib_data`. Raises `UsageError` for a dataset without labels, missing calibration data, or a metric that is 0 before
     the search; `Interrupted` after Ctrl-C: what was measured is in the log, and a later call resumes there.
     """
-    return run(plan(model, dataset, replace_values(search or SearchConfig(), settings), config, runtime))
+    return run(plan(on_disk(model), dataset, replace_values(search or SearchConfig(), settings), config, runtime))
 
 
 @dataclass(frozen=True, slots=True)

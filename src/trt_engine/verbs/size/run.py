@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.config.build import BuildConfig
@@ -13,7 +12,7 @@ from trt_engine.errors import CapacityError, UnstableError
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.size import SizeReport
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.size.config import SizeConfig
 from trt_engine.verbs.size.size_plan import plan
 from trt_engine.verbs.size.size_run import execute
@@ -27,7 +26,7 @@ log = logging.getLogger(__name__)
 @public_function
 @takes_model("model")
 def size(
-    model: Path | str,
+    model: AnyModel,
     *,
     config: SizeConfig | None = None,
     build: BuildConfig | None = None,
@@ -44,7 +43,7 @@ def size(
     """
     given: dict[str, Any] = {**values}
     config = replace_values(config or SizeConfig(), take_settings(given, SizeConfig))
-    made = plan(model, config, replace_values(build or BuildConfig(), given), runtime)
+    made = plan(on_disk(model), config, replace_values(build or BuildConfig(), given), runtime)
     report = execute(made)
     gate(report, made.config)
     return report
