@@ -13,6 +13,10 @@ Names are resolved on first use, so that importing the package costs nothing.
 
 from __future__ import annotations
 
+_VERBS = (
+    "batch bench build bundle cast compare convert deploy diff docs doctor evaluate example infer inspect "
+    "lint loadtest migrate profile quantize ranges run search serve size upgrade_check validate"
+)
 # Module -> public names, separated by blanks. tools/settings_types.py writes `__init__.pyi` from it.
 _NAMES = {
     "config.bench": "BenchConfig",
@@ -43,42 +47,16 @@ _NAMES = {
     "store": "Store",
     "tensors": "Signature TensorSpec",
     "verbs.batch.config": "BatchConfig",
-    "verbs.batch.run": "batch",
-    "verbs.bench.run": "bench",
-    "verbs.build.run": "build",
-    "verbs.bundle.run": "bundle",
     "verbs.calibrate": "calibrate",
-    "verbs.cast.run": "cast",
-    "verbs.compare.run": "compare",
-    "verbs.convert.run": "convert",
     "verbs.deploy.config": "DeepstreamConfig RayConfig TritonConfig",
-    "verbs.deploy.run": "deploy",
-    "verbs.diff.run": "diff",
-    "verbs.docs.run": "docs",
-    "verbs.doctor.run": "doctor",
-    "verbs.evaluate.run": "evaluate",
-    "verbs.example.run": "example",
-    "verbs.infer.run": "infer",
-    "verbs.inspect.run": "inspect",
-    "verbs.lint.run": "lint",
     "verbs.load": "load",
     "verbs.loadtest.config": "LoadtestConfig",
-    "verbs.loadtest.run": "loadtest",
     "verbs.migrate.config": "MigrateConfig",
-    "verbs.migrate.run": "migrate",
-    "verbs.profile.run": "profile",
-    "verbs.quantize.run": "quantize",
-    "verbs.ranges.run": "ranges",
-    "verbs.run.run": "run",
-    "verbs.search.run": "search",
     "verbs.serve.config": "ServeConfig",
-    "verbs.serve.run": "serve",
     "verbs.size.config": "SizeConfig",
-    "verbs.size.run": "size",
     "verbs.upgrade_check.config": "UpgradeConfig",
-    "verbs.upgrade_check.run": "upgrade_check",
-    "verbs.validate.run": "validate",
 }
+_NAMES |= {f"verbs.{verb}.run": verb for verb in _VERBS.split()}
 _HOMES = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = sorted(_HOMES)

@@ -15,21 +15,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from trt_engine.atomic_io import (
-    all_or_nothing,
-    as_path,
-    decode_json,
-    encode_json,
-    file_digest,
-    found_instead,
-    move_into_place,
-    os_error,
-    read_bounded,
-    remove_replaced,
-    resolve_link,
-    staged_copy,
-    write_atomic,
-)
+from trt_engine import atomic_io
 from trt_engine.config.profiles import Profile
 from trt_engine.display import RichDisplay
 from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageError
@@ -60,7 +46,7 @@ def engine_path(path: Path) -> Path | None:
 def _has_passport(beside: Path) -> bool:
     """True for a passport and for invalid JSON (a truncated passport); False for other tools' `X.onnx.json`."""
     try:
-        document = decode_json(read_bounded(beside, error=EngineError))
+        document = atomic_io.decode_json(atomic_io.read_bounded(beside, error=EngineError))
     except (msgspec.DecodeError, PermissionError):
         return True
     except EngineError:  # neither read nor taken for another tool's: `Engine.open` reports it
@@ -125,8 +111,8 @@ class Engine(RichDisplay):
         """The engine of a complete payload; writes the passport beside it atomically."""
         if passport.parity is not None:
             passport = replace(passport, parity=passport.parity.clipped())
-        raw = msgspec.json.format(encode_json(passport), indent=2)
-        write_atomic(passport_path(payload), raw + b"\n")
+        raw = msgspec.json.format(atomic_io.encode_json(passport), indent=2)
+        atomic_io.write_atomic(passport_path(payload), raw + b"\n")
         return cls(payload, passport)
 
     @classmethod
@@ -140,7 +126,7 @@ class Engine(RichDisplay):
             path.stat()
         except OSError as error:
             if error.errno == errno.ENAMETOOLONG:  # which `exists` raises as it is
-                raise os_error(error, path) from error
+                raise atomic_io.os_error(error, path) from error
         if path.name.endswith(".json") and (_names_passport(path) or path.with_suffix("").is_file()):
             path = path.with_suffix("")
             if not path.exists():
@@ -152,7 +138,7 @@ class Engine(RichDisplay):
         path = engine_path(path) or path
         beside = passport_path(path)
         try:
-            raw = read_bounded(beside, error=EngineError)
+            raw = atomic_io.read_bounded(beside, error=EngineError)
         except OSError as error:
             raise EngineError(
                 f"`{path}` has no passport (`{beside.name}` beside it)", hint=_no_passport_error(path)
@@ -165,7 +151,7 @@ class Engine(RichDisplay):
         for path, sealed in zip(self.files, self.passport.payload, strict=True):
             if not path.exists():
                 raise EngineError(f"`{path}` is missing, the engine is not whole", hint=again)
-            if path.stat().st_size != sealed.nbytes or file_digest(path) != sealed.digest:
+            if path.stat().st_size != sealed.nbytes or atomic_io.file_digest(path) != sealed.digest:
                 if self._is_replaced():
                     raise EngineError(
                         f"`{self.path}` is another engine now, built after this one was opened",
@@ -174,15 +160,11 @@ class Engine(RichDisplay):
                 raise EngineError(f"`{path}` was changed after it was sealed (digest differs)", hint=again)
 
     def _is_replaced(self) -> bool:
-        """Whether the passport beside the file is of another build, whose file it is."""
-        try:
-            now = Engine.open(self.path)
-            same = now.passport.payload == self.passport.payload
-            return not same and all(
-                file_digest(path) == one.digest for path, one in zip(now.files, now.passport.payload, strict=True)
-            )
-        except (TrtEngineError, OSError, ValueError):
-            return False
+        """Whether another build has put its file and passport in place of these."""
+        with contextlib.suppress(TrtEngineError):
+            now = Engine.open(self.path).passport.payload
+            return now != self.passport.payload and now[0].digest == atomic_io.file_digest(self.path)
+        return False
 
     def verify_reference(self) -> Path:
         """The file of reference inputs and outputs; `EngineError` unless it is there as it was sealed."""
@@ -194,11 +176,14 @@ class Engine(RichDisplay):
             raise EngineError(
                 f"`{path}` is missing: the reference inputs and outputs of `{self.path.name}`", hint=again
             )
-        if path.stat().st_size != validation.reference.nbytes or file_digest(path) != validation.reference.digest:
+        if (
+            path.stat().st_size != validation.reference.nbytes
+            or atomic_io.file_digest(path) != validation.reference.digest
+        ):
             raise EngineError(f"`{path}` was changed after it was written (digest differs)", hint=again)
         return path
 
-    @all_or_nothing()
+    @atomic_io.all_or_nothing()
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
         """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 
@@ -211,7 +196,7 @@ class Engine(RichDisplay):
                 raise EngineError(f"`{path}` is missing, the engine is not whole", hint="build the engine again")
         if target.exists() and target.samefile(self.path):
             return self
-        named, target = target, resolve_link(target)
+        named, target = target, atomic_io.resolve_link(target)
         files = [target, *(target.with_name(item.file) for item in passport.payload[1:])]
         validation = passport.validation
         sealed = validation.reference if validation is not None else None
@@ -225,13 +210,13 @@ class Engine(RichDisplay):
         before = _existing_reference(target)
         with contextlib.ExitStack() as stack:
             # all copies first: what is at the target stays until there is room for them
-            copies = [stack.enter_context(staged_copy(*pair)) for pair in zip(sources, files, strict=True)]
+            copies = [stack.enter_context(atomic_io.staged_copy(*pair)) for pair in zip(sources, files, strict=True)]
             for old in {passport_path(named), passport_path(target)}:
-                remove_replaced(resolve_link(old))  # never an old passport beside a new payload
+                atomic_io.remove_replaced(atomic_io.resolve_link(old))  # never an old passport beside a new payload
             if before is not None and before not in files:
-                remove_replaced(before)
+                atomic_io.remove_replaced(before)
             for copy, goal in zip(copies, files, strict=True):
-                move_into_place(copy, goal)
+                atomic_io.move_into_place(copy, goal)
         first = replace(passport.payload[0], file=target.name)
         build = replace(passport.build, command=command) if command else passport.build
         made = replace(passport, payload=(first, *passport.payload[1:]), build=build, validation=validation)
@@ -257,7 +242,7 @@ class _PassportHeader:
 
 def _names_passport(path: Path) -> bool:
     try:
-        decode_json(read_bounded(path, error=EngineError), _PassportHeader)
+        atomic_io.decode_json(atomic_io.read_bounded(path, error=EngineError), _PassportHeader)
     except (OSError, msgspec.MsgspecError, EngineError):
         return False
     return True
@@ -266,13 +251,13 @@ def _names_passport(path: Path) -> bool:
 def read_passport(raw: bytes, path: Path | str) -> Passport:
     """The passport, its version looked at first: a newer one may have any shape."""
     try:
-        head = decode_json(raw, _PassportHeader)
+        head = atomic_io.decode_json(raw, _PassportHeader)
         if head.schema_version > PASSPORT_VERSION:
             raise EngineError(
                 f"`{path}` has passport version {head.schema_version}, this tool reads up to {PASSPORT_VERSION}",
                 hint="install a newer trt-engine, or build the engine again",
             )
-        passport = decode_json(raw, Passport)
+        passport = atomic_io.decode_json(raw, Passport)
     except (msgspec.MsgspecError, UsageError) as error:  # UsageError: a profile with min > max
         what = error.message if isinstance(error, UsageError) else str(error)
         raise EngineError(f"`{path}` is not a passport: {what}", hint="build the engine again") from error
@@ -346,7 +331,7 @@ def _no_passport_error(path: Path) -> str:
 
 def payload_files(path: Path, side_files: Sequence[Path] = ()) -> tuple[Payload, ...]:
     """The payload entries of files just written."""
-    return tuple(Payload(file.name, file.stat().st_size, file_digest(file)) for file in (path, *side_files))
+    return tuple(Payload(file.name, file.stat().st_size, atomic_io.file_digest(file)) for file in (path, *side_files))
 
 
 def describe_io(signature: Signature, profiles: Sequence[Profile]) -> str:
@@ -367,9 +352,9 @@ def engine_argument(value: Any, name: str) -> Engine | Path | str:
     if isinstance(value, Engine | Path | str):
         return value
     if isinstance(value, os.PathLike):
-        return as_path(value, f"`{name}`")
+        return atomic_io.as_path(value, f"`{name}`")
     raise UsageError(
-        f"`{name}` is {found_instead(value)}, expected an engine",
+        f"`{name}` is {atomic_io.found_instead(value)}, expected an engine",
         hint="`te.build(model)` makes one of a model; give that, or its path",
     )
 

@@ -40,10 +40,7 @@ its first name."""
 
 
 def in_callers_language(text: str) -> str:
-    """The text as it is written in a command, in Python with keyword arguments in place of options.
-
-    Commands of pip name what can be installed from where this package came.
-    """
+    """The text as written in a command, in Python with keyword arguments; pip installs from where this package came."""
     return installable(text if in_shell or in_python is None else in_python(text))
 
 

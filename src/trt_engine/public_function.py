@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trt_engine.atomic_io import as_path, found_instead, os_error
+from trt_engine.atomic_io import os_error
 from trt_engine.errors import UsageError
 from trt_engine.progress import report_progress
 from trt_engine.tensors import suggest
@@ -25,8 +25,7 @@ def public_function(function: F) -> F:
     """The function as users call it.
 
     Its signature and its docstring list the settings by name, as `verbs/settings_types.pyi` has them. A keyword argument
-    that it does not have is a `UsageError` with the nearest name, and so is a path, a text, a switch or a config of another
-    type; a positional one too many, or a missing one, is a `TypeError` with a hint.
+    that it does not have is a `UsageError` with the nearest name, a positional one too many a `TypeError` with a hint.
     Where it has `progress`, what the call does is reported that way (`trt_engine.progress`); the function itself need not
     look at it.
     """
@@ -42,7 +41,6 @@ def public_function(function: F) -> F:
             raise _unknown_argument(function, sorted(unknown)[0], plain)
         if most is not None and len(args) > most:
             raise _positional_argument(function, by_position, shown, args)
-        _check_arguments(function, signature, dict(zip(by_position, args, strict=False)) | kwargs)
         try:
             if "progress" not in plain:
                 return function(*args, **kwargs)
@@ -99,36 +97,6 @@ _SETTING = re.compile(
 
 _ANY_MODEL = "Path | str | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram"
 """`verbs.given_model.AnyModel`, as help shows it."""
-
-
-def _check_arguments(function: Callable[..., Any], signature: inspect.Signature, given: dict[str, Any]) -> None:
-    verb = f"te.{function.__name__}"
-    hint = f"`help({verb})` says what it is"
-    for name, item in signature.parameters.items():
-        if item.kind in (item.VAR_POSITIONAL, item.VAR_KEYWORD):
-            continue
-        if name not in given:
-            if item.default is item.empty:
-                named = ", ".join([*given, f"{name}=..."])
-                raise TypeError(f"`{verb}` needs `{name}`\nhint: `{verb}({named})`; {hint}")
-            continue
-        value, kinds = given[name], str(item.annotation).removesuffix(" | None")
-        if value is None and str(item.annotation).endswith("None"):
-            continue
-        if kinds == "Path | str":
-            as_path(value, f"`{name}`")
-        elif kinds == "str" or kinds.startswith("Literal["):
-            _check_type(name, value, str, "text", hint)
-        elif kinds == "bool":
-            _check_type(name, value, bool, "`True` or `False`", hint)
-        elif kinds.endswith("Config"):
-            configs = tuple(getattr(sys.modules[function.__module__], kind) for kind in kinds.split(" | "))
-            _check_type(name, value, configs, f"`{kinds}`", hint)
-
-
-def _check_type(name: str, value: object, kind: type | tuple[type, ...], said: str, hint: str) -> None:
-    if not isinstance(value, kind):
-        raise UsageError(f"`{name}` is {found_instead(value)}, expected {said}", hint=hint)
 
 
 def _positional_argument(

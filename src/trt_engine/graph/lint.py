@@ -9,60 +9,15 @@ from dataclasses import dataclass, replace
 from onnx import ModelProto, TensorProto
 
 from trt_engine.errors import ModelError
-from trt_engine.graph import operators
+from trt_engine.graph import operator_support, operators
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.dtype_breakdown import compute_layers, count_parameters, shares_by_dtype
-from trt_engine.graph.lint_rules.dtype_rules import (
-    check_16bit_indices,
-    check_dtypes,
-    check_fp16_range,
-    check_index_range,
-    check_input_types,
-    check_int64,
-    check_mask_path,
-    fp32_islands,
-)
-from trt_engine.graph.lint_rules.graph_rules import (
-    check_duplicates,
-    check_layout,
-    check_names,
-    check_node_order,
-    check_outputs,
-    check_unused,
-)
+from trt_engine.graph.lint_rules import dtype_rules, graph_rules, operator_rules, shape_rules
 from trt_engine.graph.lint_rules.model_view import ModelView, Rule, analyse, image_input, sort_findings, warning
-from trt_engine.graph.lint_rules.operator_rules import (
-    check_attention,
-    check_control_flow,
-    check_deformable_attention,
-    check_external_data,
-    check_nms,
-    check_onnxruntime_version,
-    check_optimised_graph,
-    check_tensorrt_only,
-    check_training_mode,
-    check_unknown_operators,
-)
-from trt_engine.graph.lint_rules.shape_rules import (
-    check_batch,
-    check_folded_batch,
-    check_mixed_batch,
-    check_open_sizes,
-    check_output_ranks,
-    check_overflow,
-    check_shape_conflicts,
-    nonconforming_nodes,
-)
+from trt_engine.graph.lint_rules.shape_rules import nonconforming_nodes
 from trt_engine.graph.load import OpenedModel
 from trt_engine.graph.module_paths import ModulePaths, add_modules
-from trt_engine.graph.operator_support import (
-    ParserResult,
-    Target,
-    opset_findings,
-    support_rows,
-    unsupported_node_findings,
-    unsupported_nodes,
-)
+from trt_engine.graph.operator_support import ParserResult, Target
 from trt_engine.graph.shape_inference import flatten, trace
 from trt_engine.graph.tensorrt_operators import RTX_RELEASE, tensorrt_version
 from trt_engine.records.base import Finding
@@ -106,7 +61,7 @@ def lint_model(
     given = {name: tuple(sizes) for name, sizes in (shapes or {}).items()}
     sizes, assumed, probes = _choose_shapes(model.signature, proto, given)
     traced = opened.trace_at(sizes)
-    gaps = unsupported_nodes(proto, traced, version, rtx=rtx)
+    gaps = operator_support.unsupported_nodes(proto, traced, version, rtx=rtx)
     if parser_result is not None:
         gaps = parser_result.merge(gaps)
     parsed = parser_result is not None and parser_result.complete
@@ -118,7 +73,7 @@ def lint_model(
     found = [*apply_rules(view)]
     if {fact.elem for step in flatten(traced.nodes) for fact in step.outputs} & _HALF_TYPES:
         layers = list(compute_layers(proto, model_cost(proto, traced=traced)))
-        found += fp32_islands(layers, shares_by_dtype(layers, count_parameters(model.graph)))
+        found += dtype_rules.fp32_islands(layers, shares_by_dtype(layers, count_parameters(model.graph)))
     try:
         operators.check_nodes(model.graph)
     except ModelError as error:  # a node violates its operator's schema: other rules do not run on such a graph
@@ -131,7 +86,7 @@ def lint_model(
     if target == "onnxruntime":
         found = [replace(item, severity="error") if item.code in _ONNXRUNTIME_ERRORS else item for item in found]
     findings = add_modules(sort_findings(found), ModulePaths(proto), "location")
-    return LintResult(findings, support_rows(traced, gaps), dict(sizes), assumed, version)
+    return LintResult(findings, operator_support.support_rows(traced, gaps), dict(sizes), assumed, version)
 
 
 _HALF_TYPES = {TensorProto.FLOAT16, TensorProto.BFLOAT16}
@@ -166,7 +121,9 @@ def _choose_shapes(
         fitting = [candidates[at_] for at_, miss in ((0, bad), (1, beside)) if not miss]
         if not fitting:
             fitting = [
-                size for size in candidates[2:] if not nonconforming_nodes(trace(proto, at(picked | {key: size})))
+                size
+                for size in candidates[2:]
+                if not shape_rules.nonconforming_nodes(trace(proto, at(picked | {key: size})))
             ]
             fitting = [size for size in fitting if 4 * size > max(fitting)]  # size 1 fits anything: it broadcasts
         if len(fitting) == 1:
@@ -228,42 +185,42 @@ _NOT_FOR: dict[Target, frozenset[str]] = {
 _ONNXRUNTIME_ERRORS = frozenset("opset-beyond-onnxruntime ir-beyond-onnxruntime tensorrt-only-operator".split())
 """Warnings that become errors for the target ONNX Runtime."""
 _MODEL_RULES: tuple[Rule, ...] = (
-    check_unknown_operators,
-    check_tensorrt_only,
-    check_optimised_graph,
-    check_onnxruntime_version,
-    check_deformable_attention,
-    check_mask_path,
-    check_open_sizes,
-    check_batch,
-    check_nms,
-    check_control_flow,
-    check_training_mode,
-    check_dtypes,
-    check_int64,
-    check_output_ranks,
-    check_attention,
-    check_external_data,
-    check_fp16_range,
+    operator_rules.check_unknown_operators,
+    operator_rules.check_tensorrt_only,
+    operator_rules.check_optimised_graph,
+    operator_rules.check_onnxruntime_version,
+    operator_rules.check_deformable_attention,
+    dtype_rules.check_mask_path,
+    shape_rules.check_open_sizes,
+    shape_rules.check_batch,
+    operator_rules.check_nms,
+    operator_rules.check_control_flow,
+    operator_rules.check_training_mode,
+    dtype_rules.check_dtypes,
+    dtype_rules.check_int64,
+    shape_rules.check_output_ranks,
+    operator_rules.check_attention,
+    operator_rules.check_external_data,
+    dtype_rules.check_fp16_range,
 )
 """Rules of `inspect` for known problems of a model, each with its meaning and a remedy; codes are stable."""
 _LINT_RULES: tuple[Rule, ...] = (
-    check_input_types,
-    check_index_range,
-    lambda view: () if view.parsed else opset_findings(view.model, view.tensorrt),
-    lambda view: unsupported_node_findings(view.gaps, view.target, rtx=view.rtx),
+    dtype_rules.check_input_types,
+    dtype_rules.check_index_range,
+    lambda view: () if view.parsed else operator_support.opset_findings(view.model, view.tensorrt),
+    lambda view: operator_support.unsupported_node_findings(view.gaps, view.target, rtx=view.rtx),
     lambda view: view.probes,
-    check_shape_conflicts,
-    check_mixed_batch,
-    check_folded_batch,
-    check_overflow,
-    check_16bit_indices,
-    check_unused,
-    check_outputs,
-    check_layout,
-    check_duplicates,
-    check_names,
-    check_node_order,
+    shape_rules.check_shape_conflicts,
+    shape_rules.check_mixed_batch,
+    shape_rules.check_folded_batch,
+    shape_rules.check_overflow,
+    dtype_rules.check_16bit_indices,
+    graph_rules.check_unused,
+    graph_rules.check_outputs,
+    graph_rules.check_layout,
+    graph_rules.check_duplicates,
+    graph_rules.check_names,
+    graph_rules.check_node_order,
 )
 
 
