@@ -63,7 +63,8 @@ def as_plan(engine: Path, target: Path, backend: str = "tensorrt") -> Path:
 
 CAPACITY = StreamCapacity(
     deadline_ms=40, late=0.001, frames="host", mix=(SourceGroup(1, 30.0),), interval=1, streams=50, low=45, high=55,
-    confidence=0.95, policy=BatchPolicy(4, 3.5, 2), late_share=0.0005, utilization=0.8, limit="deadline", limit_reason="",
+    confidence=0.95, policy=BatchPolicy(4, 3.5, 2), late_share=0.0005, late_share_p90=0.001,
+    limit="deadline", limit_reason="",
     upper_bound=90, policies=(), curve=(),
     deepstream={"batch-size": "4", "batched-push-timeout": "3500", "interval": "1"}, batching="",
 )  # fmt: skip

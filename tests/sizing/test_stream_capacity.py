@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -54,8 +54,8 @@ def points(
     return found
 
 
-def model(fps: float = 30.0, deadline_s: float = 0.05, late: float = 0.01) -> StreamModel:
-    return StreamModel(service_times(points()), parse_mix(f"1@{fps}"), deadline_s, late)
+def model(fps: float = 30.0, deadline_s: float = 0.05, late: float = 0.01, **more: int) -> StreamModel:
+    return StreamModel(service_times(points()), parse_mix(f"1@{fps}"), deadline_s, late, **more)
 
 
 def parse_mix(text: str) -> Sources:
@@ -92,6 +92,19 @@ def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
     assert one.late_share(streams + 1, policy) > one.late
     for other in (BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(32, 0.0), BatchPolicy(16, 10.0, 2)):
         assert one.largest(other) <= streams
+
+
+def test_nine_sites_of_ten_are_within_the_share_that_is_named_for_them() -> None:
+    """Sources keep their phases, so a site's share is not the mean of all sites."""
+    one, policy = model(deadline_s=0.02), BatchPolicy(8, 5.0)
+    most = one.largest(policy)
+    named = one.worst_phases(most, policy)
+    assert named > one.late_share(most, policy) > 0
+    sites = [
+        late / total
+        for late, total in islice(model(deadline_s=0.02, seed=5)._phases(one.mix.scaled(most), policy, 60_000.0), 60)
+    ]
+    assert 0.75 < np.mean(np.array(sites) <= named) < 0.98
 
 
 def config(**values: object) -> SizeConfig:

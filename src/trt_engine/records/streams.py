@@ -161,9 +161,9 @@ class StreamCapacity:
     policy: BatchPolicy
     """The batching policy that carries most sources, or the given one."""
     late_share: float
-    """Predicted for `streams` sources."""
-    utilization: float
-    """Arriving frames/s over the largest rows/s of the policy."""
+    """Predicted for `streams` sources, the mean over their phases."""
+    late_share_p90: float
+    """The same for phases that only one site in ten has worse."""
     limit: Limit
     """What more of would carry more sources."""
     limit_reason: str

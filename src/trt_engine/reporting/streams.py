@@ -49,12 +49,13 @@ def mix_text(groups: tuple[SourceGroup, ...]) -> str:
 
 def _facts(capacity: StreamCapacity) -> Facts:
     decode, gpus = capacity.decode, capacity.gpus
+    late = f"{100 * capacity.late_share:.2g} % predicted, {100 * capacity.late_share_p90:.2g} % at one site in ten"
     return make_facts(
         ("sources", mix_text(capacity.mix) or None),
         ("inferred", f"every frame of {capacity.interval + 1}" if capacity.interval else None),
         ("crops", f"{capacity.crops} of each inferred frame, by a second model" if capacity.crops else None),
         ("limit", f"{capacity.limit}: {capacity.limit_reason}"),
-        ("late", f"{100 * capacity.late_share:.2g} % predicted" if capacity.streams else None),
+        ("late", late if capacity.streams else None),
         ("upper bound", f"{plural(capacity.upper_bound, 'stream')} from compute alone, whatever the latency"),
         (
             "decoders",

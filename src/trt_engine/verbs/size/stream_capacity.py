@@ -168,7 +168,7 @@ def find_capacity(
         confidence=CONFIDENCE,
         policy=policy,
         late_share=model.late_share(served, policy),
-        utilization=answered.frames_per_s / service.rows_per_s(policy),
+        late_share_p90=model.worst_phases(served, policy),
         limit=limit,
         limit_reason=reason,
         upper_bound=math.floor(max(images_per_s, *rates) * mix.count / mix.frames_per_s),
