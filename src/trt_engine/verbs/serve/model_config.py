@@ -5,21 +5,23 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from google.protobuf import json_format, text_format
 
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.parse import parse_names
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.errors import EngineError, FeedError, UsageError
+from trt_engine.errors import EngineError, FeedError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.open_inference.messages import message
-from trt_engine.tensors import DTYPES, Shape, Signature, TensorSpec, suggest
+from trt_engine.open_inference.wire_tensors import decode_tensor, protocol_dtype
+from trt_engine.tensors import DTYPES, Shape, Signature, suggest
 from trt_engine.verbs.serve.config import ServeConfig
 
 log = logging.getLogger(__name__)
@@ -72,14 +74,16 @@ class ModelSettings:
     """Whether the configuration leaves the batch dimension out of `dims`; None without a configuration."""
     priority_levels: int = _DEFAULT_LEVELS
     default_priority: int = _DEFAULT_LEVELS // 2
-    default_timeout_us: int = 0
-    allow_timeout: bool = True
+    timeouts: Mapping[int, tuple[int, bool]] = field(default_factory=dict)
+    """By level, 0 for others: microseconds after which a request is refused, and whether it may have its own."""
     policy: VersionPolicy = field(default_factory=VersionPolicy)
     filename: str = ""
     reshapes: Mapping[str, tuple[Shape, Shape]] = field(default_factory=dict)
     """Sizes of clients and of the engine, without the batch, of inputs and outputs with a `reshape`."""
     labels: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Names of classes by output, those of its `label_filename`."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Those of `input_data_file` in `model_warmup`."""
     config: Any = None
     """The `inference.ModelConfig` that was read."""
 
@@ -100,9 +104,11 @@ class ModelSettings:
             level = self.default_priority if level <= 0 else self.priority_levels
         return self.priority_levels - level
 
-    def deadline_ms(self, timeout_us: int) -> float | None:
-        """The deadline of a request with this `timeout`, which is 0 for none."""
-        wanted = timeout_us if self.allow_timeout and timeout_us > 0 else self.default_timeout_us
+    def deadline_ms(self, timeout_us: int, level: int = 0) -> float | None:
+        """The deadline of a request of this level with this `timeout`, which is 0 for none."""
+        level = level or self.default_priority
+        usual, may_choose = self.timeouts.get(level) or self.timeouts.get(0) or (0, True)
+        wanted = timeout_us if may_choose and timeout_us > 0 else usual
         return wanted / 1e3 if wanted else None
 
 
@@ -124,10 +130,33 @@ def server_settings(config: ServeConfig, runtime: RuntimeConfig) -> ModelSetting
     )
 
 
+class Problems:
+    """Every reason for which a configuration is refused."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._found: list[tuple[str, str]] = []
+
+    def add(self, wrong: object, text: str, hint: str) -> bool:
+        """Note the reason where something is `wrong`; whether it is."""
+        if wrong:
+            self._found.append((text, hint))
+        return bool(wrong)
+
+    def check(self, error: type[TrtEngineError] = UsageError) -> None:
+        """An error with all reasons."""
+        if not self._found:
+            return
+        text, hint = self._found[0]
+        if len(self._found) > 1:
+            text, hint = "; ".join(f"{text} ({hint})" for text, hint in self._found), f"{len(self._found)} changes"
+        raise error(f"`{CONFIG_FILE}` of `{self._name}`: {text}", hint=hint)
+
+
 def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = False) -> ModelSettings:
     """The settings of the model `name` with this `config.pbtxt`, or with the JSON that a client sends in its place.
 
-    `UsageError` naming a key that is not supported.
+    `UsageError` with every key and value that is not supported.
     """
     config = message("ModelConfig")()
     parse = json_format.Parse if is_json else text_format.Parse
@@ -135,21 +164,38 @@ def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = F
         parse(raw.decode("utf-8"), config)
     except (text_format.ParseError, json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise _parse_error(name, str(error)) from None
-    if config.name not in ("", name):
-        raise _config_error(name, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
-    _check_keys(config, name)
-    reshapes = {}
+    problems = Problems(name)
+    problems.add(
+        config.name not in ("", name), f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out"
+    )
+    _check_keys(config, name, problems)
+    _check_dims(config, problems)
+    reshapes = {
+        item.name: (tuple(item.dims), tuple(item.reshape.shape))
+        for item in (*config.input, *config.output)
+        if item.HasField("reshape")
+    }
+    settings = replace(base, config=config, reshapes=reshapes, filename=_file_name(config, problems))
+    settings = _with_versions(_with_batching(settings, config, problems), config, problems)
+    settings = replace(settings, runtime=_runtime(settings.runtime, config, name, problems))
+    problems.check()
+    return settings
+
+
+def _check_dims(config: Any, problems: Problems) -> None:
+    """The rules for tensors that hold whatever the engine is."""
     for item in (*config.input, *config.output):
-        if item.HasField("reshape"):
-            reshapes[item.name] = tuple(item.dims), tuple(item.reshape.shape)
-        if item.HasField("reshape") and not _same_size(item.dims, item.reshape.shape):
-            raise _config_error(
-                name, f"`reshape` of `{item.name}` from {[*item.dims]} to {[*item.reshape.shape]}",
-                "the same number of elements, and of -1",
-            )  # fmt: skip
-    settings = replace(base, config=config, reshapes=reshapes, filename=_file_name(name, config))
-    settings = _with_versions(_with_batching(settings, config, name), config, name)
-    return replace(settings, runtime=_runtime(settings.runtime, config, name))
+        dims = [*item.dims]
+        problems.add(
+            any(size < 1 and size != -1 for size in dims), f"`dims` of `{item.name}` are {dims}", "1 or more, or -1"
+        )
+        image = getattr(item, "format", 0) and len(dims) != 3
+        problems.add(image, f"`format` of `{item.name}` with `dims` {dims}", "three `dims`, or no `format`")
+        shape = [*item.reshape.shape]
+        problems.add(
+            item.HasField("reshape") and not _same_size(dims, shape), f"`reshape` of `{item.name}` from {dims} to {shape}",
+            "the same number of elements, and of -1",
+        )  # fmt: skip
 
 
 def _same_size(dims: Sequence[int], shape: Sequence[int]) -> bool:
@@ -158,61 +204,55 @@ def _same_size(dims: Sequence[int], shape: Sequence[int]) -> bool:
     return len(dims) - len(one) == len(shape) - len(other) and math.prod(one) == math.prod(other)
 
 
-_REFUSED = {
+REFUSED = {
     "is_shape_tensor": "the engine's shapes are those of its profile",
     "is_non_linear_format_io": "tensors of requests are linear",
     "optional": "a request has every input",
-    "timeout_action": "`REJECT`: a request whose time is over is an error",
-    "priority_queue_policy": "`default_queue_policy` is for every level",
     "sequence_batching": "state is an input and an output of the request",
     "ensemble_scheduling": "a bundle: `trt-engine bundle`",
     "batch_input": "an input that the client sends",
     "batch_output": "an output of the engine",
     "model_operations": "no library is loaded from a configuration",
+    "runtime": "no library is loaded from a configuration",
     "decoupled": "one response for each request",
     "agents": "a repository without agents",
-    "passive": "a model that is to be served has instances",
 }
 """Keys of Triton that would change an answer, or what a client sends, with what there is in their place.
 A value that is Triton's default is accepted."""
-_NO_EFFECT = frozenset(
+NO_EFFECT = frozenset(
     "allow_ragged_batch priority graph busy_wait_events graph_spec output_copy_stream "
     "execution_accelerators input_pinned_memory output_pinned_memory gather_kernel_buffer_threshold eager_batching "
-    "preserve_ordering cc_model_filenames metric_tags response_cache runtime profile rate_limiter secondary_devices "
-    "host_policy".split()
+    "cc_model_filenames metric_tags response_cache rate_limiter secondary_devices host_policy".split()
 )
 """Keys of Triton that change no answer; they are read and logged."""
 
 
-def _check_keys(config: Any, name: str) -> None:
-    """`UsageError` with every key whose value is not supported; those without effect are logged and removed."""
+def _check_keys(config: Any, name: str, problems: Problems) -> None:
+    """Note every key whose value is not supported; those without effect are logged and removed."""
     refused: list[str] = []
     ignored: dict[str, None] = {}
     waiting = [("", config)]
     while waiting:
         where, part = waiting.pop()
         for item, value in part.ListFields():
-            remedy = _REFUSED.get(item.name)
-            if remedy is not None and not _is_default(item, value):
-                refused.append(f"`{where}{item.name}` ({remedy})")
-            elif item.name in _NO_EFFECT:
+            remedy = REFUSED.get(item.name)
+            if remedy is not None:
+                if not _is_default(item, value):
+                    refused.append(f"`{where}{item.name}` ({remedy})")
+            elif item.name in NO_EFFECT:
                 ignored[f"{where}{item.name}"] = None
                 part.ClearField(item.name)  # the configuration in force does not have it
             elif item.message_type is not None and not item.message_type.GetOptions().map_entry:
                 inner = f"{where}{item.name}."
                 waiting += [(inner, one) for one in value] if item.is_repeated else [(inner, value)]
-    if refused:
-        raise _config_error(
-            name, f"not supported: {', '.join(sorted(set(refused)))}", "remove these keys, or change the model"
-        )
+    listed = ", ".join(sorted(set(refused)))
+    problems.add(refused, f"not supported: {listed}", "remove these keys, or change the model")
     if ignored:
-        listed = ", ".join(f"`{key}`" for key in ignored)
-        log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, listed)
+        log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, ", ".join(f"`{key}`" for key in ignored))
 
 
 def _is_default(item: Any, value: Any) -> bool:
     """Whether a value that is there requests nothing: an empty message."""
-
     empty = item.message_type is not None and not item.is_repeated and not value.ListFields()
     return empty and item.name not in ("sequence_batching", "ensemble_scheduling")
 
@@ -233,12 +273,12 @@ def _config_error(name: str, text: str, hint: str | None, where: str = "") -> Us
     return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=hint)
 
 
-def _file_name(name: str, config: Any) -> str:
+def _file_name(config: Any, problems: Problems) -> str:
     given, key = config.default_model_filename, "default_model_filename"
     if _is_python_engine(config):
         given, key = config.parameters["engine"].string_value, "engine"
-    if given and (given != Path(given).name or given.startswith(".")):
-        raise _config_error(name, f"`{key}` is `{given}`, expected a file name", "`model.onnx`")
+    wrong = given and (given != Path(given).name or given.startswith("."))
+    problems.add(wrong, f"`{key}` is `{given}`, expected a file name", "`model.onnx`")
     return str(given)
 
 
@@ -247,71 +287,70 @@ def _is_python_engine(config: Any) -> bool:
     return config.backend == "python" and "engine" in config.parameters
 
 
-def _with_batching(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+def _with_batching(settings: ModelSettings, config: Any, problems: Problems) -> ModelSettings:
     largest = config.max_batch_size
-    if largest < 0:
-        raise _config_error(name, f"`max_batch_size` is {largest}", "0 for a model without a batch dimension")
+    problems.add(largest < 0, f"`max_batch_size` is {largest}", "0 for a model without a batch dimension")
     settings = replace(settings, has_batch=largest > 0, max_request_rows=largest or None)
-    if not config.HasField("dynamic_batching"):
-        return replace(settings, join=False)
-    if not largest:
-        raise _config_error(name, "`dynamic_batching` without `max_batch_size`", "the largest batch")
     batching = config.dynamic_batching
-    preferred = [*batching.preferred_batch_size]
-    if any(not 1 <= size <= largest for size in preferred):
-        raise _config_error(name, f"`preferred_batch_size` is {preferred}", f"1 to {largest}")
-    levels = batching.priority_levels or settings.priority_levels
+    preferred, levels = [*batching.preferred_batch_size], batching.priority_levels
+    if not config.HasField("dynamic_batching") or not (largest or preferred):
+        return replace(settings, join=False)
     default = batching.default_priority_level
-    if batching.priority_levels and not 1 <= default <= levels:
-        raise _config_error(name, f"`default_priority_level` is {default}", f"1 to {levels}")
-    policy = batching.default_queue_policy
+    wrong = any(not 1 <= size <= largest for size in preferred)
+    problems.add(wrong, f"`preferred_batch_size` is {preferred}", f"1 to {largest}")
+    wrong = levels and not 1 <= default <= levels
+    problems.add(wrong, f"`default_priority_level` is {default}", f"1 to {levels}")
+    wrong = levels and batching.preserve_ordering
+    problems.add(wrong, "`preserve_ordering` with `priority_levels`", "one of them")
+    policies = {0: batching.default_queue_policy}
+    for level, policy in batching.priority_queue_policy.items() if levels else ():
+        wrong = not 1 <= level <= levels
+        problems.add(wrong, f"`priority_queue_policy` of level {level}", f"1 to {levels}")
+        problems.add(policy.max_queue_size, f"`max_queue_size` of level {level}", "that of `default_queue_policy`")
+        policies[level] = policy
+    late = [one for one in policies.values() if one.default_timeout_microseconds or one.allow_timeout_override]
+    problems.add(
+        any(policy.timeout_action for policy in late), "`timeout_action` DELAY with a timeout",
+        "`REJECT`: a request whose time is over is an error",
+    )  # fmt: skip
     return replace(
         settings,
         join=True,
         max_batch=max(preferred, default=largest),
         max_wait_ms=batching.max_queue_delay_microseconds / 1e3,
-        max_queue=policy.max_queue_size or settings.max_queue,
-        priority_levels=levels,
+        max_queue=policies[0].max_queue_size or settings.max_queue,
+        priority_levels=levels or settings.priority_levels,
         default_priority=default or settings.default_priority,
-        default_timeout_us=policy.default_timeout_microseconds,
-        allow_timeout=policy.allow_timeout_override or not batching.HasField("default_queue_policy"),
+        timeouts={
+            level: (policy.default_timeout_microseconds, policy.allow_timeout_override)
+            for level, policy in policies.items()
+            if level or batching.HasField("default_queue_policy")
+        },
     )
 
 
-def _with_versions(settings: ModelSettings, config: Any, name: str) -> ModelSettings:
+def _with_versions(settings: ModelSettings, config: Any, problems: Problems) -> ModelSettings:
     chosen = config.version_policy.WhichOneof("policy_choice")
     if chosen == "all":
         return replace(settings, policy=VersionPolicy(newest=None))
     if chosen == "specific":
         named = tuple(config.version_policy.specific.versions)
-        if not named or min(named) < 1:
-            raise _config_error(name, f"`version_policy` names the versions {[*named]}", "1 or more")
+        wrong = not named or min(named) < 1
+        problems.add(wrong, f"`version_policy` names the versions {[*named]}", "1 or more")
         return replace(settings, policy=VersionPolicy(named=named))
-    return replace(settings, policy=VersionPolicy(newest=max(config.version_policy.latest.num_versions, 1)))
+    newest = config.version_policy.latest.num_versions if chosen else 1
+    problems.add(newest < 1, f"`num_versions` is {newest}", "1 or more")
+    return replace(settings, policy=VersionPolicy(newest=newest))
 
 
-def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
+def _runtime(runtime: RuntimeConfig, config: Any, name: str, problems: Problems) -> RuntimeConfig:
     parameters = {key: value.string_value for key, value in config.parameters.items()}
     for unknown in sorted(parameters.keys() - {*_PARAMETERS}):
         nearest = suggest(unknown, _PARAMETERS)
-        if nearest.startswith("did you mean"):
-            raise _config_error(name, f"the parameter `{unknown}` is not supported", nearest)
-        log.info("`%s` of `%s`: the parameter `%s` is without effect here", CONFIG_FILE, name, unknown)
-    if len(config.instance_group) > 1:
-        raise _config_error(name, f"{len(config.instance_group)} instance groups", "one, with `count`")
-    changed: dict[str, Any] = {}
-    for group in config.instance_group:
-        kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
-        if group.count < 0:
-            raise _config_error(name, f"`count` of the instance group is {group.count}", "1 or more")
-        if group.count:
-            changed["contexts"] = group.count
-        if group.gpus and kind == "KIND_CPU":
-            raise _config_error(name, "`gpus` in a group of KIND_CPU", "KIND_GPU")
-        if kind == "KIND_CPU":
-            changed["device"] = "cpu"
-        elif group.gpus or kind == "KIND_GPU":
-            changed["device"] = ",".join(f"cuda:{number}" for number in (group.gpus or [0]))
+        wrong = nearest.startswith("did you mean")
+        if not problems.add(wrong, f"the parameter `{unknown}` is not supported", nearest):
+            log.info("`%s` of `%s`: the parameter `%s` is without effect here", CONFIG_FILE, name, unknown)
+    changed = _instances(config, problems)
     if config.optimization.HasField("cuda"):
         changed["graphs"] = config.optimization.cuda.graphs
     if "device" in parameters:
@@ -319,10 +358,38 @@ def _runtime(runtime: RuntimeConfig, config: Any, name: str) -> RuntimeConfig:
     if "providers" in parameters:
         changed["providers"] = parse_names(parameters["providers"])
     if "allow_fallback" in parameters:
-        if parameters["allow_fallback"] not in ("true", "false"):
-            raise _config_error(name, f"`allow_fallback` is `{parameters['allow_fallback']}`", "`true` or `false`")
-        changed["allow_fallback"] = parameters["allow_fallback"] == "true"
+        given = parameters["allow_fallback"]
+        problems.add(given not in ("true", "false"), f"`allow_fallback` is `{given}`", "`true` or `false`")
+        changed["allow_fallback"] = given == "true"
     return replace(runtime, **changed)
+
+
+def _instances(config: Any, problems: Problems) -> dict[str, Any]:
+    """Contexts and devices of the instance groups: a device has as many contexts as its groups have instances."""
+    groups = [group for group in config.instance_group if not group.passive]
+    problems.add(config.instance_group and not groups, "every instance group is `passive`", "one that is not")
+    counts: dict[str, int] = {}
+    for group in groups:
+        kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        wrong = group.gpus and kind not in ("KIND_GPU", "KIND_AUTO")
+        problems.add(wrong, f"`gpus` in a group of {kind}", "KIND_GPU")
+        problems.add(any(number < 0 for number in group.gpus), f"`gpus` are {[*group.gpus]}", "0 or more")
+        on_gpu = group.gpus or kind == "KIND_GPU"
+        devices = (
+            [f"cuda:{number}" for number in group.gpus or [0]] if on_gpu else ["cpu" if kind == "KIND_CPU" else ""]
+        )
+        for device in devices:
+            counts[device] = counts.get(device, 0) + max(group.count, 1)
+    if len(counts) > 1:
+        several = "cpu" in counts or "" in counts
+        problems.add(several, "instance groups of a GPU and of another device", "one kind: an engine is for one device")
+        problems.add(
+            len({*counts.values()}) > 1, "the GPUs have different numbers of instances", "the same `count` for each"
+        )
+    changed: dict[str, Any] = (
+        {"contexts": max(counts.values())} if any(group.count > 0 for group in groups) or len(groups) > 1 else {}
+    )
+    return changed | ({"device": ",".join(counts)} if any(counts) else {})
 
 
 def build_config(settings: ModelSettings, path: Path, build: BuildConfig) -> BuildConfig:
@@ -370,73 +437,98 @@ def check_engine(
     config = settings.config
     if config is None:
         return
+    problems = Problems(name)
     backends = {"backend": _CONFIG_BACKENDS.get(backend, backend), "platform": PLATFORMS.get(backend, backend)}
     if _is_python_engine(config):
         del backends["backend"]
     for key, own in backends.items():
-        if (declared := getattr(config, key)) and declared != own:
-            raise EngineError(
-                f"`{CONFIG_FILE}` of `{name}`: `{key}` is `{declared}`, the engine's is `{own}`", hint="leave it out"
+        declared = getattr(config, key)
+        problems.add(declared not in ("", own), f"`{key}` is `{declared}`, the engine's is `{own}`", "leave it out")
+    wrong = backends["platform"] != "tensorrt_plan" and any(group.profile for group in config.instance_group)
+    problems.add(wrong, "`profile` of an instance group", "leave it out: this is no engine of TensorRT")
+    inputs, outputs = ({spec.name: spec for spec in side} for side in (signature.inputs, signature.outputs))
+    for specs, tensors in ((inputs, config.input), (outputs, config.output)):
+        for item in tensors:
+            found = specs.get(item.name)
+            if found is None:
+                problems.add(True, f"the engine has no tensor `{item.name}` there", suggest(item.name, [*specs]))
+                continue
+            dtype, dims = data_type(item), _engine_dims(item)
+            shape = found.shape[1:] if settings.has_batch else found.shape
+            problems.add(
+                not shapes_agree(dims, shape) or dtype != CONFIG_DTYPES.get(found.dtype),
+                f"`{item.name}` is {dtype} {[*dims]}, the engine's is {found}",
+                "`dims` without the batch dimension where `max_batch_size` is not 0",
             )
-    for side, tensors in (("inputs", config.input), ("outputs", config.output)):
-        _check_tensors(settings, name, tensors, {spec.name: spec for spec in getattr(signature, side)})
+    for sample in config.model_warmup:
+        differing = inputs.keys() ^ sample.inputs.keys()
+        differing |= {
+            name
+            for name, spec in inputs.items()
+            if name in sample.inputs and data_type(sample.inputs[name]) != CONFIG_DTYPES.get(spec.dtype)
+        }
+        listed = ", ".join(f"`{name}`" for name in sorted(differing))
+        problems.add(listed, f"`model_warmup` differs from the engine's inputs in {listed}", "each input with its type")
+        open_data = [name for name, item in sample.inputs.items() if not item.WhichOneof("input_data_type")]
+        problems.add(open_data, f"`model_warmup` without data for {open_data}", "`random_data: true`")
     if settings.has_batch:
-        _check_batch(config.max_batch_size, signature, name, profiles)
+        _check_batch(config.max_batch_size, signature, profiles, problems)
+    problems.check(EngineError)
 
 
-def _check_batch(largest: int, signature: Signature, name: str, profiles: Sequence[Profile]) -> None:
-    """`EngineError` for a `max_batch_size` that the engine does not take, as in Triton."""
-    what = f"`{CONFIG_FILE}` of `{name}`: `max_batch_size` is {largest}"
-    if other := [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]:
-        raise EngineError(
-            f"{what}, and the batch of input `{other[0].name}` is not its first dimension ({other[0].format_symbolic()})",
-            hint="`max_batch_size: 0` and whole shapes in `dims`",
-        )
+def data_type(item: Any) -> str:
+    """The name of a tensor's type in the configuration."""
+    known = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(item.data_type)
+    return known.name if known is not None else str(item.data_type)
+
+
+def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:
+    """Whether two shapes can be the same one; a size below 0 is any."""
+    return len(one) == len(other) and all(min(a, b) < 0 or a == b for a, b in zip(one, other, strict=True))
+
+
+def _check_batch(largest: int, signature: Signature, profiles: Sequence[Profile], problems: Problems) -> None:
+    """A `max_batch_size` that the engine does not take is refused, as in Triton."""
+    what = f"`max_batch_size` is {largest}"
+    other = [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]
+    if other:
+        problems.add(
+            True, f"{what}, and the batch of input `{other[0].name}` is not its first dimension "
+            f"({other[0].format_symbolic()})", "`max_batch_size: 0` and whole shapes in `dims`",
+        )  # fmt: skip
     limits = [spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] >= 0]
     spans = [[span.max[0] for span in profile.ranges.values() if span.max] for profile in profiles]
     limits += [max(min(sizes) for sizes in spans)] if spans and all(spans) else []
     if limits and largest > min(limits):
         fixed = f", or `--batch 1:{largest}:{largest}` where it is built" if signature.batch_axis else ""
-        raise EngineError(
-            f"{what}, the engine takes {min(limits)} row{'s' if min(limits) > 1 else ''} at once",
-            hint=f"`max_batch_size: {min(limits)}`{fixed}",
-        )
+        rows = f"{min(limits)} row{'s' if min(limits) > 1 else ''}"
+        problems.add(True, f"{what}, the engine takes {rows} at once", f"`max_batch_size: {min(limits)}`{fixed}")
 
 
-def _check_tensors(settings: ModelSettings, name: str, declared: Any, specs: dict[str, TensorSpec]) -> None:
-    for item in declared:
-        found = specs.get(item.name)
-        if found is None:
-            raise EngineError(
-                f"`{CONFIG_FILE}` of `{name}`: the engine has no tensor `{item.name}` there",
-                hint=suggest(item.name, [*specs]),
-            )
-        known = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(item.data_type)
-        dtype = known.name if known is not None else str(item.data_type)
-        shape = found.shape[1:] if settings.has_batch else found.shape
-        dims = _engine_dims(item)
-        fits = len(dims) == len(shape) and all(
-            min(want, have) < 0 or want == have for want, have in zip(dims, shape, strict=True)
-        )
-        if not fits or dtype != CONFIG_DTYPES.get(found.dtype):
-            raise EngineError(
-                f"`{CONFIG_FILE}` of `{name}`: `{item.name}` is {dtype} {[*dims]}, the engine's is {found}",
-                hint="`dims` without the batch dimension where `max_batch_size` is not 0",
-            )
+def data_files(settings: ModelSettings) -> list[str]:
+    """Files of the folder `warmup` that `model_warmup` names."""
+    samples = settings.config.model_warmup if settings.config is not None else ()
+    return sorted({item.input_data_file for sample in samples for item in sample.inputs.values()} - {""})
 
 
-def warmup_samples(settings: ModelSettings) -> list[tuple[int, dict[str, tuple[int, ...]]]]:
-    """Runs and input shapes of each sample of `model_warmup`; the values are random ones that fit the model."""
-    return [
-        (
-            max(item.count, 1),
-            {
-                name: settings.engine_shape(name, (*([item.batch_size] if settings.has_batch else []), *given.dims))
-                for name, given in item.inputs.items()
-            },
-        )
-        for item in (settings.config.model_warmup if settings.config is not None else ())
-    ]
+def warmup_samples(
+    settings: ModelSettings, signature: Signature
+) -> Iterator[tuple[int, dict[str, Shape], dict[str, Any]]]:
+    """Runs, input shapes and given values of each sample of `model_warmup`; other values are random ones."""
+    for sample in settings.config.model_warmup if settings.config is not None else ():
+        if settings.has_batch and not sample.batch_size:  # no run, as in Triton
+            continue
+        rows = [sample.batch_size] if settings.has_batch else []
+        shapes = {name: settings.engine_shape(name, (*rows, *item.dims)) for name, item in sample.inputs.items()}
+        given = {}
+        for spec in signature.inputs:
+            file = sample.inputs[spec.name].input_data_file
+            if file:  # the data of one row, for all rows
+                row = decode_tensor(
+                    spec.name, protocol_dtype(spec), tuple(sample.inputs[spec.name].dims), settings.files[file]
+                )
+                given[spec.name] = np.stack([row] * rows[0]).reshape(shapes[spec.name]) if rows else row
+        yield max(sample.count, 1), shapes, given
 
 
 def describe_config(name: str, settings: ModelSettings, signature: Signature, backend: str, max_batch: int) -> Any:

@@ -19,7 +19,7 @@ from trt_engine.engine import Engine, engine_path, is_onnx_model, passport_path
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UnknownModel, UsageError
 from trt_engine.tensors import suggest
 from trt_engine.verbs.bundle_folder import is_bundle
-from trt_engine.verbs.serve.model_config import CONFIG_FILE, ModelSettings, read_config
+from trt_engine.verbs.serve.model_config import CONFIG_FILE, ModelSettings, data_files, read_config
 from trt_engine.verbs.serve.served_model import ServedVersion, load_version
 from trt_engine.verbs.serve.statistics import VersionStatistics
 
@@ -346,6 +346,9 @@ class Repository:
             if item.label_filename:
                 text = read_bounded(self._inside(folder / item.label_filename)).decode("utf-8", "replace")
                 settings = replace(settings, labels={**settings.labels, item.name: text.splitlines()})
+        for file in data_files(settings):
+            read = read_bounded(self._inside(folder / "warmup" / file))
+            settings = replace(settings, files={**settings.files, file: read})
         there = [
             int(entry.name)
             for entry in os.scandir(folder)

@@ -23,6 +23,7 @@ from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.open_inference.wire_tensors import NUMPY_DTYPES, check_sizes, protocol_dtype
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.cuda_graph_policy import joined_graph_sizes
+from trt_engine.runtime.feeds import random_feeds
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
@@ -323,7 +324,7 @@ class ServedVersion:
         if runs is not None and (runs.short if self.in_flight == 1 else runs.tiny) >= _SHORT_RUNS:
             return self._run_here(key, feeds, timing)
         busy_ns = self.timed.all_busy_ns(timing.submitted_ns)
-        deadline_ms = self.settings.deadline_ms(timeout_us)
+        deadline_ms = self.settings.deadline_ms(timeout_us, level)
         queue = self._queue_of_device() if on_device else self.queue
         waiter: asyncio.Future[Run | None] = asyncio.get_running_loop().create_future()
         future = queue.submit(
@@ -552,8 +553,12 @@ def load_version(
             _warm_up(runner, settings.runtime.graphs)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
-        for runs, shapes in warmup_samples(settings):  # requested: one that fails is an error, as in Triton
+        for runs, shapes, given in warmup_samples(
+            settings, runner.signature
+        ):  # one that fails is an error, as in Triton
             runner.warmup(runs, shapes=shapes)
+            if given:
+                runner.infer(random_feeds(runner.signature, shapes, 0) | given)
         served = ServedVersion(name, version, runner, settings, statistics, truth)
         if isinstance(source, Engine):
             served.vision = _declared_vision(source)

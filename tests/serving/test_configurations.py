@@ -1,0 +1,168 @@
+"""Configurations in Triton's repositories: each field has one treatment, and a real Triton loads and refuses the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trt_engine as te
+from serving.conftest import place, start
+from serving.real_triton import real_triton
+from serving.triton import fetch
+from trt_engine.errors import UsageError
+from trt_engine.open_inference.messages import message
+from trt_engine.verbs.serve import model_config
+from trt_engine.verbs.serve.model_config import read_config, server_settings
+
+BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
+HONOURED = frozenset(
+    "name platform backend version_policy latest num_versions all specific versions max_batch_size input output data_type "
+    "format dims reshape shape label_filename optimization cuda graphs dynamic_batching preferred_batch_size "
+    "max_queue_delay_microseconds priority_levels default_priority_level preserve_ordering default_queue_policy "
+    "default_timeout_microseconds allow_timeout_override max_queue_size timeout_action priority_queue_policy instance_group "
+    "kind count gpus passive profile default_model_filename parameters string_value model_warmup batch_size inputs "
+    "zero_data random_data input_data_file model_transaction_policy model_repository_agents".split()
+)
+"""Keys that have their effect, or hold others."""
+
+
+def of(more: str = "", x: str = "dims: 4", y: str = "dims: 4", batch: str = "max_batch_size: 8") -> str:
+    tensors = f"input {{ name: 'x' data_type: TYPE_FP32 {x} }} output {{ name: 'y' data_type: TYPE_FP32 {y} }}"
+    return f"{batch} {tensors} {more}"
+
+
+def batching(text: str, **more: str) -> str:
+    return of(f"dynamic_batching {{ {text} }}", **more)
+
+
+def groups(*texts: str) -> str:
+    return of(" ".join(f"instance_group {{ {text} }}" for text in texts))
+
+
+def warm(text: str, head: str = "name: 'w' batch_size: 2") -> str:
+    return of(f"model_warmup {{ {head} {text} }}")
+
+
+WARM = "inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 zero_data: true } }"
+LEVELS = "priority_levels: 3 default_priority_level: 2"
+SAME = [
+    of(), of("name: 'other'"), of("runtime: 'x'"), of(batch="max_batch_size: -1"), of(batch="max_batch_size: 4"),
+    of("platform: 'nope'"), of("max_batch_sise: 4"), of("input ["), of("default_model_filename: '../model.py'"),
+    of(x=""), of(x="dims: 0"), of(x="dims: -2"), of(x="dims: -1"), of(y="dims: 0"), of(y="dims: -1"),
+    of(x="dims: [2, 2] reshape { shape: 4 }"), of(x="dims: [2, 2] reshape { shape: 5 }"),
+    of(x="dims: 4 format: FORMAT_NCHW"), of(x="dims: [4, 1, 1] reshape { shape: 4 } format: FORMAT_NHWC"),
+    of(x="dims: 4 allow_ragged_batch: true"), of(x="dims: 4 is_shape_tensor: true"),
+    of(y="dims: 4 is_non_linear_format_io: true"), of(y="dims: 4 label_filename: 'labels.txt'"),
+    of(y="dims: 4 label_filename: 'missing.txt'"), of("version_policy { latest { num_versions: 0 } }"),
+    of("version_policy { latest { num_versions: 2 } }"), of("version_policy { all {} }"),
+    of("version_policy { specific { versions: 2 } }"), of("version_policy { specific { versions: [1, 1] } }"),
+    groups(""), groups("count: 2"), groups("count: -1"), groups("kind: KIND_CPU gpus: 0"), groups("kind: KIND_MODEL"),
+    groups("kind: KIND_CPU count: 2", "kind: KIND_CPU"), groups("name: 'a'", "name: 'a'"), groups("profile: '0'"),
+    groups("passive: true", ""), groups("kind: KIND_GPU"), groups("kind: KIND_CPU host_policy: 'x'"),
+    batching(""), batching("preferred_batch_size: [4, 8]"), batching("preferred_batch_size: 9"),
+    batching("preferred_batch_size: 0"), batching("priority_levels: 2"), batching(LEVELS),
+    batching(f"{LEVELS} preserve_ordering: true"), batching("preserve_ordering: true"),
+    batching(f"{LEVELS} priority_queue_policy {{ key: 1 value {{ default_timeout_microseconds: 9 }} }}"),
+    batching(f"{LEVELS} priority_queue_policy {{ key: 4 value {{ }} }}"),
+    batching("default_queue_policy { timeout_action: DELAY }"), batching("default_queue_policy { max_queue_size: 3 }"),
+    warm(WARM), warm(""), warm(WARM.replace("FP32", "INT32")), warm(WARM.replace("4", "5")), warm(WARM, "name: 'w'"),
+    warm(WARM.replace("'x'", "'z'")), warm(WARM.replace("zero_data: true", "")), warm(WARM, "batch_size: 9"),
+    warm(WARM.replace("zero_data: true", "input_data_file: 'raw'")),
+    warm(WARM.replace("zero_data: true", "input_data_file: 'missing'")),
+    of("optimization { graph { level: 1 } priority: PRIORITY_MAX cuda { graphs: true } eager_batching: true }"),
+    of("optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } }"),
+    of("optimization { graph { levels: 1 } }"), of("response_cache { enable: true }"), of("batch_input {}"),
+    of("model_transaction_policy {}"), of("metric_tags { key: 'a' value: 'b' }"),
+    of("parameters { key: 'execution_mode' value { string_value: '1' } }"),
+    of("sequence_batching {} dynamic_batching {}"),
+]  # fmt: skip
+DIFFERENT = {
+    of("sequence_batching { control_input { name: 'S' control { kind: CONTROL_SEQUENCE_READY } } }"): "no sequences",
+    of("model_transaction_policy { decoupled: true }"): "one response for each request",
+    of("batch_output { target_name: 'y' kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: 'x' }"): "rows alone",
+    of("parameters { key: 'provider' value { string_value: 'b' } }"): "a misspelt parameter of ours",
+    groups("passive: true"): "nothing would answer",
+    batching("default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 9 }"): "a late request fails",
+    batching(f"{LEVELS} priority_queue_policy {{ key: 1 value {{ max_queue_size: 4 }} }}"): "one limit for all levels",
+}
+"""What Triton loads and `serve` refuses, with the reason."""
+ECHO = """
+import triton_python_backend_utils as triton
+class TritonPythonModel:
+    def execute(self, requests):
+        arrays = [triton.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [triton.InferenceResponse([triton.Tensor("y", array)]) for array in arrays]
+"""
+
+
+def test_each_field_of_a_configuration_is_honoured_refused_or_without_effect() -> None:
+    def names(kind: Any) -> Iterator[str]:
+        for item in kind.fields:
+            yield item.name
+            final = item.name in model_config.REFUSED or item.name in model_config.NO_EFFECT
+            if item.message_type is not None and not item.message_type.GetOptions().map_entry and not final:
+                yield from names(item.message_type)
+
+    kinds = [HONOURED, frozenset(model_config.REFUSED), model_config.NO_EFFECT]
+    found = {*names(message("ModelConfig").DESCRIPTOR)}
+    assert {name: sum(name in kind for kind in kinds) for name in found} == dict.fromkeys(found, 1)
+
+
+def test_a_configuration_is_refused_with_every_reason_at_once() -> None:
+    text = of(
+        "version_policy { specific {} } default_model_filename: '../x' model_transaction_policy { decoupled: true }"
+        "instance_group { kind: KIND_CPU gpus: 0 } dynamic_batching { preferred_batch_size: 9 }", x="dims: 0 optional: true"
+    )  # fmt: skip
+    with pytest.raises(UsageError) as caught:
+        read_config(text.encode(), "m", BASE)
+    for reason in ("versions []", "expected a file name", "decoupled", "optional", "KIND_CPU", "[9]", "`dims` of `x`"):
+        assert reason in caught.value.message
+
+
+def test_instance_groups_are_contexts_and_replicas() -> None:
+    def found(*texts: str) -> tuple[int, str | None]:
+        runtime = read_config(groups(*texts).encode(), "m", BASE).runtime
+        return runtime.contexts, runtime.device
+
+    assert found("kind: KIND_CPU count: 2", "kind: KIND_CPU") == (3, "cpu")
+    assert found("count: 2 gpus: [0, 1]", "gpus: 1", "gpus: 0") == (3, "cuda:0,cuda:1")
+    assert found("kind: KIND_GPU count: 2") == (2, "cuda:0") and found("", "") == (2, None)
+    for texts in (["gpus: 0", "kind: KIND_CPU"], ["gpus: 0", "gpus: 1 count: 2"], ["gpus: -1"]):
+        with pytest.raises(UsageError, match=r"instance|gpus"):
+            found(*texts)
+
+
+@pytest.mark.slow
+def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Path], tmp_path: Path) -> None:
+    texts = {f"m{number}": text for number, text in enumerate([*SAME, *DIFFERENT])}
+    for name, text in texts.items():
+        place(engines["double"], tmp_path / "ours", name, config=text)
+        theirs = tmp_path / "theirs" / name
+        (theirs / "1").mkdir(parents=True)
+        (theirs / "1/model.py").write_text(ECHO)
+        (theirs / "config.pbtxt").write_text(text if "platform" in text else f"backend: 'python' {text}")
+        for folder in (theirs, tmp_path / "ours" / name):
+            (folder / "warmup").mkdir()
+            (folder / "warmup/raw").write_bytes(bytes(16))
+            (folder / "labels.txt").write_text("a\nb\n")
+    control = {"model_control_mode": "explicit", "control_without_token": True}
+    with (
+        real_triton(tmp_path / "theirs", tmp_path / "log", "--model-control-mode=explicit") as triton,
+        start(model_repository=tmp_path / "ours", grpc_port=-1, **control) as ours,
+    ):
+
+        def loads(name: str) -> tuple[bool, bool]:
+            def load(server: Any) -> bool:
+                status, _, _ = fetch(server, f"/v2/repository/models/{name}/load", b"{}")
+                fetch(server, f"/v2/repository/models/{name}/unload", b"{}")
+                return bool(status == 200)
+
+            return load(triton), load(ours)
+
+        with ThreadPoolExecutor(3) as pool:
+            found = dict(zip(texts.values(), pool.map(loads, texts), strict=True))
+    assert {text: both for text, both in found.items() if both[0] != both[1]} == dict.fromkeys(DIFFERENT, (True, False))
