@@ -445,7 +445,7 @@ def check_engine(
         declared = getattr(config, key)
         problems.add(declared not in ("", own), f"`{key}` is `{declared}`, the engine's is `{own}`", "leave it out")
     wrong = backends["platform"] != "tensorrt_plan" and any(group.profile for group in config.instance_group)
-    problems.add(wrong, "`profile` of an instance group", "leave it out: this is no engine of TensorRT")
+    problems.add(wrong, "`profile` of an instance group", "leave it out: TensorRT alone has profiles")
     inputs, outputs = ({spec.name: spec for spec in side} for side in (signature.inputs, signature.outputs))
     for specs, tensors in ((inputs, config.input), (outputs, config.output)):
         for item in tensors:
