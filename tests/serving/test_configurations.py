@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ SAME = [
     batching(f"{LEVELS} priority_queue_policy {{ key: 4 value {{ }} }}"),
     batching("default_queue_policy { timeout_action: DELAY }"), batching("default_queue_policy { max_queue_size: 3 }"),
     warm(WARM), warm(""), warm(WARM.replace("FP32", "INT32")), warm(WARM.replace("4", "5")), warm(WARM, "name: 'w'"),
-    warm(WARM.replace("'x'", "'z'")), warm(WARM.replace("zero_data: true", "")), warm(WARM, "batch_size: 9"),
+    warm(WARM.replace("'x'", "'z'")), warm(WARM.replace("zero_data: true", "")), warm(WARM, "name: 'w' batch_size: 9"),
     warm(WARM.replace("zero_data: true", "input_data_file: 'raw'")),
     warm(WARM.replace("zero_data: true", "input_data_file: 'missing'")),
     of("optimization { graph { level: 1 } priority: PRIORITY_MAX cuda { graphs: true } eager_batching: true }"),
@@ -163,6 +162,5 @@ def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Pat
 
             return load(triton), load(ours)
 
-        with ThreadPoolExecutor(3) as pool:
-            found = dict(zip(texts.values(), pool.map(loads, texts), strict=True))
+        found = {text: loads(name) for name, text in texts.items()}  # Triton 2.51 may crash where several load at once
     assert {text: both for text, both in found.items() if both[0] != both[1]} == dict.fromkeys(DIFFERENT, (True, False))

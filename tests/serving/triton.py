@@ -12,6 +12,7 @@ import numpy as np
 import tritonclient.grpc
 import tritonclient.http
 
+from patience import HANG_S
 from trt_engine.verbs.serve.server import Server
 
 MODULES: dict[str, ModuleType] = {"http": tritonclient.http, "grpc": tritonclient.grpc}
@@ -64,7 +65,7 @@ def fetch(server: Server, path: str, body: bytes | None = None, **headers: str) 
     url = path if path.startswith("http") else f"http://{server.http_address}{path}"
     request = urllib.request.Request(url, body, {name.replace("_", "-"): value for name, value in headers.items()})
     try:
-        answer = urllib.request.urlopen(request)
+        answer = urllib.request.urlopen(request, timeout=HANG_S)
     except urllib.error.HTTPError as error:
         answer = error
     with answer:
