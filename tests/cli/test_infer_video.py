@@ -15,7 +15,7 @@ import av
 
 import trt_engine as te
 from trt_engine.progress import Progress
-from trt_engine.verbs.example.clip import FRAMES
+from trt_engine.verbs.example.run import FRAMES
 
 Told = tuple[int, str, str]
 DIGITS = Path(__file__).parents[2] / "examples" / "digits" / "model.onnx"

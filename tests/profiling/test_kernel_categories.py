@@ -125,12 +125,12 @@ def test_every_kernel_a_vision_transformer_ran_on_a_gpu_is_known() -> None:
 
 UNTOLD = frozenset(
     "AffineGrid Bernoulli BifurcationDetector BlackmanWindow CropAndResize DFT DynamicTimeWarping EPContext "
-    "EfficientNMS_TRT EngramGate GatedDeltaNet GatedRelativePositionBias GridSample HammingWindow HannWindow "
-    "HyperConnectionPostMix HyperConnectionPreMix ImageDecoder Irfft IsAllFinite MelWeightMatrix "
-    "MultilevelCropAndResize_TRT Multinomial MurmurHash3 NGramRepeatBlock NegativeLogLikelihoodLoss "
-    "NonMaxSuppression NonZero PyramidROIAlign_TRT RandomUniform RandomUniformLike RegexFullMatch "
-    "RelativePositionBias Rfft RoiAlign STFT SampleOp Snpe StringConcat StringSplit TfIdfVectorizer "
-    "Tokenizer Unique".split()
+    "EfficientNMS_TRT EngramGate GatedDeltaNet GatedDeltaNetStateReplay GatedRelativePositionBias GridSample "
+    "HammingWindow HannWindow HyperConnectionLowRankMix HyperConnectionPostMix HyperConnectionPreMix ImageDecoder "
+    "Irfft IsAllFinite Mamba2Verify MelWeightMatrix MoEGroupRouter MultilevelCropAndResize_TRT Multinomial "
+    "MurmurHash3 NGramRepeatBlock NegativeLogLikelihoodLoss NonMaxSuppression NonZero PyramidROIAlign_TRT "
+    "RandomUniform RandomUniformLike RegexFullMatch RelativePositionBias Rfft RoiAlign STFT SampleOp Snpe "
+    "SpeculativePrefixCommit StringConcat StringSplit TfIdfVectorizer Tokenizer Unique".split()
 )
 """Operators that are none of these: draws, searches, resampling, transforms, texts."""
 

@@ -30,9 +30,15 @@ from trt_engine.verbs.size.capacity import (
 )
 from trt_engine.verbs.size.config import SizeConfig
 from trt_engine.verbs.size.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
-from trt_engine.verbs.size.decode import SOURCE, decode_limit
 from trt_engine.verbs.size.size_plan import plan
-from trt_engine.verbs.size.stream_capacity import check_settings, drive_request, find_capacity, verify
+from trt_engine.verbs.size.stream_capacity import (
+    SOURCE,
+    check_settings,
+    decode_limit,
+    drive_request,
+    find_capacity,
+    verify,
+)
 from trt_engine.verbs.size.stream_run import _graph_sizes
 from trt_engine.verbs.size.stream_worker import DriveMessage
 

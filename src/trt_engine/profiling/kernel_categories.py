@@ -134,8 +134,8 @@ def _word_set(text: str) -> frozenset[str]:
 
 _KINDS: tuple[tuple[Category, frozenset[str]], ...] = (
     ("matrix", _word_set(
-        "Einsum GRU GRUUnit LSTM RNN AttnLSTM DynamicQuantizeLSTM MoE QMoE FullyConnected fc correlation Myelin "
-        "ForeignNode Det Inverse WordConvEmbedding"
+        "Einsum GRU GRUUnit LSTM RNN AttnLSTM DynamicQuantizeLSTM MoE MoEPacked QMoE RouterGateUpProj FullyConnected fc "
+        "correlation Myelin ForeignNode Det Inverse WordConvEmbedding"
     )),
     ("copy", _word_set(
         "Crop DynamicSlice GivenTensorFill Identity Concat Split SplitToSequence Slice Gather GatherElements "
@@ -143,7 +143,7 @@ _KINDS: tuple[tuple[Category, frozenset[str]], ...] = (
         "Dropout Copy Move Padding Trilu Compress ReverseSequence Constant QLinearConcat Concatenation "
         "TensorScatter OneHot GatherBlockQuantized CenterCropPad RemovePadding RestorePadding ConcatFromSequence "
         "SequenceAt SequenceConstruct SequenceInsert SequenceErase SequenceEmpty MemcpyToHost MemcpyFromHost "
-        "Memcpy UnfoldTensor TorchEmbedding EmptyLike Fill"
+        "Memcpy UnfoldTensor TorchEmbedding EmptyLike Fill GatherPacked"
     )),
     ("reformat", _word_set(
         "Cast CastLike BitCast Transpose Shuffle Reformat ReorderInput ReorderOutput DepthToSpace SpaceToDepth "

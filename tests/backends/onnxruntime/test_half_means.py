@@ -10,7 +10,7 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from trt_engine.backends.onnxruntime.half_means import widen_half_means
+from trt_engine.backends.onnxruntime.build import widen_half_means
 
 
 def graph(

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import onnx
 import onnxruntime as ort
+from onnx import ModelProto, NodeProto, TensorProto, helper
 
 from trt_engine.atomic_io import file_digest, os_errors, write_atomic
 from trt_engine.backends.onnxruntime import hardware, providers, session
 from trt_engine.backends.onnxruntime.conv_bias import separate_conv_biases
-from trt_engine.backends.onnxruntime.half_means import widen_half_means
 from trt_engine.backends.onnxruntime.image_conv import rewrite_image_convs
 from trt_engine.backends.onnxruntime.optimizer_trial import highest_safe_level
 from trt_engine.backends.onnxruntime.options import LEVELS, OnnxRuntimeOptions, parse
@@ -35,8 +35,10 @@ from trt_engine.graph.dtype_breakdown import (
     main_precision,
     shares_by_dtype,
 )
+from trt_engine.graph.edit_graph import free_name, replace_items, used_names
 from trt_engine.graph.fusion import FusedModel, fuse_model
 from trt_engine.graph.load import ENGINE_MAGIC, check_onnxruntime, external_files, read_graph, read_proto
+from trt_engine.graph.shape_inference import TensorInfo, trace
 from trt_engine.graph.static_shapes import fold_fixed_sizes
 from trt_engine.model import GraphIndex, Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
@@ -446,3 +448,60 @@ _HALF_TYPES = _FLOAT16 | {onnx.TensorProto.BFLOAT16}
 
 def _percent(share: DtypeShare) -> str:
     return format_percent(share.layers if share.macs is None else share.macs)
+
+
+_SAFE_COUNT = 16
+"""The sum of so few values overflows only for values above 4,000."""
+
+
+def widen_half_means(proto: ModelProto) -> int:
+    """Compute each FP16 ReduceMean by GlobalAveragePool where it is one, else in FP32, in place; returns how many."""
+    facts, taken, nodes, count = trace(proto, {}).tensors, used_names(proto), list[NodeProto](), 0
+    for node in proto.graph.node:
+        x = facts.get(node.input[0], TensorInfo()) if node.input else TensorInfo()
+        if walk.qualified_name(node) != "ReduceMean" or x.elem != TensorProto.FLOAT16 or _is_short(node, x, facts):
+            nodes.append(node)
+            continue
+        count += 1
+        if _is_average_pool(node, x, facts):
+            nodes.append(helper.make_node("GlobalAveragePool", node.input[:1], node.output, name=node.name))
+            continue
+        wide, mean = (free_name(f"{node.output[0]}_{part}", taken) for part in ("wide", "mean"))
+        made = NodeProto()
+        made.CopyFrom(node)
+        made.input[0], made.output[0] = wide, mean
+        nodes += [
+            helper.make_node("Cast", node.input[:1], [wide], to=TensorProto.FLOAT),
+            made,
+            helper.make_node("Cast", [mean], node.output, to=TensorProto.FLOAT16),
+        ]
+    if count:
+        replace_items(proto.graph.node, nodes)
+    return count
+
+
+def _axes(node: NodeProto, x: TensorInfo, facts: dict[str, TensorInfo]) -> set[int] | None:
+    """Axes that are reduced, from 0; None where they are not known."""
+    if x.shape is None:
+        return None
+    given = walk.attributes(node).get("axes")
+    if given is None and len(node.input) > 1 and node.input[1]:
+        value = facts.get(node.input[1], TensorInfo()).value
+        if value is None:
+            return None
+        given = value.reshape(-1).tolist()
+    if not given:
+        return set() if walk.attributes(node).get("noop_with_empty_axes", 0) else set(range(len(x.shape)))
+    return {int(axis) % len(x.shape) for axis in given} if x.shape else set()
+
+
+def _is_short(node: NodeProto, x: TensorInfo, facts: dict[str, TensorInfo]) -> bool:
+    axes, count = _axes(node, x, facts), 1
+    for axis in axes or ():
+        count = count * x.shape[axis] if x.shape is not None and x.shape[axis] >= 0 else _SAFE_COUNT + 1
+    return axes is not None and 0 <= count <= _SAFE_COUNT
+
+
+def _is_average_pool(node: NodeProto, x: TensorInfo, facts: dict[str, TensorInfo]) -> bool:
+    kept = walk.attributes(node).get("keepdims", 1)
+    return bool(kept) and x.shape is not None and len(x.shape) == 4 and _axes(node, x, facts) == {2, 3}

@@ -88,9 +88,7 @@ def _measured_curve(
     path = job.layout.curve
     known = curve.read_curve(path) if path.exists() else []
     known += curve.read_curve(job.config.curve) if job.config.curve is not None else []
-    grids = dict.fromkeys(
-        (job.config.frames,) if job.clips else kinds, grid
-    )  # playing the clips measures what uploads cost
+    grids = dict.fromkeys((job.config.frames,) if job.clips else kinds, grid)  # the clips show what uploads cost
     if "host" in grids and curve.uses_graphs(job.runtime, device):
         sizes = _graph_sizes(job, engine, grid.batches)
         grids["host"] = dataclasses.replace(grid, batches=sizes, graphs=True)
