@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,20 +317,19 @@ def test_every_kind_of_file_gives_the_same_ranges(net: Path, tmp_path: Path) -> 
         {"x": np.concatenate(arrays)},
     ):
         assert calibrate(net, data, "minmax").amax == pytest.approx(expected)
-    pictures = tmp_path / "pictures"
-    pictures.mkdir()
+    (pictures := tmp_path / "pictures").mkdir()
     for index in range(6):
         (pictures / f"{index}.png").write_bytes(b"not looked at")
-    found = calibrate(net, pictures, "minmax", preprocess=lambda path: arrays[int(path.stem)][0])
-    assert found.amax == expected
+    assert calibrate(net, pictures, "minmax", preprocess=lambda path: arrays[int(path.stem)][0]).amax == expected
 
 
 def test_rows_are_put_together_to_batches_and_the_rest_is_one_of_its_own(net: Path, tmp_path: Path) -> None:
-    samples = open_samples(folder_of(tmp_path, images(7)), open_model(net).signature, batch=3)
+    samples = open_samples(folder_of(tmp_path, images(7)), signature := open_model(net).signature, batch=3)
     assert [batch.rows for batch in samples] == [3, 3, 1]
     assert next(batch.source for batch in samples) == "`0000.npy` to `0002.npy`"
-    limited = open_samples(tmp_path / "data", open_model(net).signature, batch=3, limit=4)
-    assert [batch.rows for batch in limited] == [3, 1]
+    assert [batch.rows for batch in open_samples(tmp_path / "data", signature, batch=3, limit=4)] == [3, 1]
+    frozen = replace(signature, outputs=(replace(signature.outputs[0], shape=(1, 4)),))  # it does not follow the batch
+    assert [batch.rows for batch in open_samples(tmp_path / "data", frozen, batch=3, limit=2)] == [1, 1]
 
 
 def test_rows_that_fill_no_fixed_batch_are_left_out_and_said(tmp_path: Path) -> None:

@@ -149,9 +149,7 @@ def open_samples(
             f"samples cannot come from a {type(data).__name__}", hint="a path, an iterable of feeds, or a function"
         )
     once = isinstance(data, Iterator)
-    total = len(data) if isinstance(data, Sized) else None
-    if total is not None and limit is not None:
-        total = min(total, limit)
+    total = min(len(data), limit or len(data)) if isinstance(data, Sized) else None
     return Samples(f"a Python {type(data).__name__}", lambda _: _iter_items(data, signature, limit), not once, total)
 
 
@@ -316,9 +314,7 @@ def _batch_rows(source: RowSource, signature: Signature, batch: int, limit: int 
     def make(samples: Samples) -> Iterator[Batch]:
         return _iter_batches(source.iterate(samples.skipped), signature, size, limit, samples)
 
-    rows = source.count
-    if rows is not None and limit is not None:
-        rows = min(rows, limit)
+    rows = None if source.count is None else min(source.count, limit or source.count)
     return Samples(source.description, make, total=-(-rows // size) if rows is not None else None)
 
 
@@ -350,6 +346,9 @@ def _list_files(path: Path) -> list[Path]:
 
 
 def _batch_size(signature: Signature, batch: int) -> int:
+    """The inputs' fixed size; 1 where an output has a fixed one, so does not follow the batch; else `batch`."""
+    if any(spec.shape and spec.shape[0] >= 0 for spec in signature.outputs):
+        batch = 1
     fixed = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] >= 0}
     return fixed.pop() if len(fixed) == 1 else batch
 
