@@ -55,14 +55,14 @@ SLOWER = 1.10
 
 REFUSED = {
     (r"silero_vad(_op18_ifless)?$", "quantize"): "in the body of an If",
-    (r"common_old$", "quantize"): "is quantised already",
+    (r"(common_old|\.int8|smart-turn-v3\.2-cpu)$", "quantize"): "is quantised already",
     (r"silero_vad\.jit$", "convert"): "bitwise",
     (r"^onnx-asr/(gigaam|kaldi|nemo|whisper|wespeaker)", "quantize"): "goes into a Log",
     **{(r"^onnx/light_(bvlc_alexnet|vgg19|zfnet512)$", verb): "raise `TRT_ENGINE_MAX_CONSTANT_SIZE`"
        for verb in ("inspect", "lint", "ranges", "build", "cast", "quantize")},
 }  # fmt: skip
 """(name, verb) -> pattern of a refusal that is right although the oracle runs the model: all layers of Silero's VAD are in
-branches, PyTorch's exporter has no operator for what its TorchScript does, ddddocr's older model has INT8 operators, the
+branches, PyTorch's exporter has no operator for what its TorchScript does, some models have INT8 operators already, the
 only layers of feature extractors make a spectrum for a Log, and 4 KB of `light_vgg19` fill half a gigabyte of weights."""
 FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 

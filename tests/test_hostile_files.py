@@ -237,7 +237,7 @@ OTHERS = (
     "command_line/output.py",
     "cli/click_app.py",
     "backends",
-    "graph/stored_tensors.py",
+    "installed_from.py",
     "verbs/bundle/run.py",
     "verbs/loadtest/generator.py",
     "verbs/loadtest/worker.py",

@@ -27,7 +27,7 @@ from trt_engine.cli.click_app import cli
 from trt_engine.cli.verbs_table import VERBS
 from trt_engine.config.settings import Config, settings
 from trt_engine.errors import TrtEngineError
-from trt_engine.verbs.size import decode
+from trt_engine.verbs.size import stream_capacity
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "browser"))
@@ -205,10 +205,10 @@ def test_the_reference_has_every_error_with_its_codes() -> None:
 def test_the_decoder_table_is_the_one_that_size_counts_with() -> None:
     page = (DOCS / "cameras.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"^\| ([\w ]+?) \| (\d.*) \|$", page, re.M))
-    assert rows.keys() == decode._GPUS.keys()
+    assert rows.keys() == stream_capacity._GPUS.keys()
     for name, row in rows.items():
-        family, count = decode._GPUS[name]
-        per_decoder = decode._FRAMES_PER_S[family]
+        family, count = stream_capacity._GPUS[name]
+        per_decoder = stream_capacity._FRAMES_PER_S[family]
         limits = [
             str(per_decoder[codec] * count // 30) if codec in per_decoder else "–"
             for codec in ("h264", "hevc", "vp9", "av1")

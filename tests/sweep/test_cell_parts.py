@@ -51,7 +51,7 @@ def test_a_run_that_asks_for_nothing_a_cpu_can_do_skips_its_cells_and_says_why(r
     assert (result.state, summary.skipped, exit_code(summary.results)) == ("skipped", 1, 3)
     assert result.reason == (
         "none of the requested modes apply (nsys: Nsight profiles GPUs, but the device is `cpu`; "
-        "ncu: Nsight profiles GPUs, but the device is `cpu`)\nhint: `--modes profile` works on any device"
+        "ncu: Nsight profiles GPUs, but the device is `cpu`)\nhint: `modes: profile` works on any device"
     )
     assert result.engine is None and not (tmp_path / "out" / "engines").exists()
     assert "Nsight profiles GPUs" in (tmp_path / "out" / "REPORT.txt").read_text()

@@ -16,20 +16,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
-from PIL import Image, ImageDraw, ImageFont
 
 from trt_engine.atomic_io import (
     all_or_nothing,
     as_path,
     ensure_folder,
-    open_regular,
     os_errors,
     read_bounded,
     write_atomic,
 )
 from trt_engine.errors import UsageError
 from trt_engine.public_function import public_function
-from trt_engine.video.writer import VideoWriter
 from trt_engine.vision.spec import METADATA_KEY, Postprocess, Preprocess, Vision
 
 MODEL, IMAGE, CLIP = "detector.onnx", "scene.png", "clip.mp4"
@@ -180,8 +177,10 @@ _OBJECTS = ((2.0, (220, 40, 40), "2"), (-3.0, (40, 220, 40), "4"), (4.0, (40, 40
 """Pixels a frame, colour, digit. Each keeps to a third of the image: none covers another."""
 
 
-def clip_frames() -> Iterator[Image.Image]:
-    """The frames, 320x240 RGB."""
+def clip_frames() -> Iterator[Any]:
+    """The frames, RGB images of pillow, 320x240."""
+    from PIL import Image, ImageDraw, ImageFont
+
     noise = np.random.RandomState(1).randint(90, 120, (_SIZE[1], _SIZE[0], 1)).astype(np.uint8)
     wall = Image.fromarray(np.repeat(noise, 3, axis=2))
     font = ImageFont.load_default(52)
@@ -207,10 +206,11 @@ def _bounce(place: float, side: float) -> float:
 
 def clip_mp4() -> bytes:
     """`clip_frames` as an MP4 file. Raises `SetupError` without PyAV."""
+    from trt_engine.video.writer import VideoWriter
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         with VideoWriter(path, fps=FPS) as writer:
             for number, image in enumerate(clip_frames()):
                 writer.write(image, number / FPS)
-        with open_regular(path) as file:
-            return file.read()
+        return read_bounded(path)
