@@ -130,7 +130,7 @@ def test_instance_groups_are_contexts_and_replicas() -> None:
     assert found("kind: KIND_CPU count: 2", "kind: KIND_CPU") == (3, "cpu")
     assert found("count: 2 gpus: [0, 1]", "gpus: 1", "gpus: 0") == (3, "cuda:0,cuda:1")
     assert found("kind: KIND_GPU count: 2") == (2, "cuda:0") and found("", "") == (2, None)
-    for texts in (["gpus: 0", "kind: KIND_CPU"], ["gpus: 0", "gpus: 1 count: 2"], ["gpus: -1"]):
+    for texts in (["gpus: 0", "kind: KIND_CPU"], ["gpus: 0", "gpus: 1 count: 2"], ["gpus: -1"], ["kind: 9"]):
         with pytest.raises(UsageError, match=r"instance|gpus"):
             found(*texts)
 
@@ -154,13 +154,11 @@ def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Pat
         start(model_repository=tmp_path / "ours", grpc_port=-1, **control) as ours,
     ):
 
-        def loads(name: str) -> tuple[bool, bool]:
-            def load(server: Any) -> bool:
-                status, _, _ = fetch(server, f"/v2/repository/models/{name}/load", b"{}")
-                fetch(server, f"/v2/repository/models/{name}/unload", b"{}")
-                return bool(status == 200)
+        def load(server: Any, name: str) -> bool:
+            status, _, _ = fetch(server, f"/v2/repository/models/{name}/load", b"{}")
+            fetch(server, f"/v2/repository/models/{name}/unload", b"{}")
+            return bool(status == 200)
 
-            return load(triton), load(ours)
-
-        found = {text: loads(name) for name, text in texts.items()}  # Triton 2.51 may crash where several load at once
+        # Triton 2.51 may crash where several load at once
+        found = {text: (load(triton, name), load(ours, name)) for name, text in texts.items()}
     assert {text: both for text, both in found.items() if both[0] != both[1]} == dict.fromkeys(DIFFERENT, (True, False))

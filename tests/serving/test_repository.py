@@ -54,6 +54,7 @@ def test_a_configuration_sets_batching_instances_versions_and_providers() -> Non
         dynamic_batching {
           preferred_batch_size: [4, 8] max_queue_delay_microseconds: 500 priority_levels: 3 default_priority_level: 2
           default_queue_policy { default_timeout_microseconds: 7000 max_queue_size: 9 }
+          priority_queue_policy { key: 3 value { default_timeout_microseconds: 9000 } }
         }
         instance_group [{ count: 3 kind: KIND_CPU }]
         version_policy { specific { versions: [1, 3] } }
@@ -62,7 +63,7 @@ def test_a_configuration_sets_batching_instances_versions_and_providers() -> Non
     """)
     assert (found.max_batch, found.max_wait_ms, found.max_queue, found.max_request_rows) == (8, 0.5, 9, 16)
     assert found.priority(1) > found.priority(0) == found.priority(2) > found.priority(3) == found.priority(99)
-    assert found.deadline_ms(0) == found.deadline_ms(100) == 7.0
+    assert found.deadline_ms(0) == found.deadline_ms(100) == 7.0 and found.deadline_ms(0, 99) == 9.0
     assert found.policy.select([1, 2]) == [1, 3] and found.filename == "net.onnx"
     assert found.runtime.contexts == 3 and found.runtime.device == "cpu"
     assert found.runtime.providers == ("cuda", "cpu") and found.runtime.allow_fallback

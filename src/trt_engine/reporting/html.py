@@ -52,13 +52,8 @@ def _templates() -> Environment:
         loader=FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8")),
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True,
     )  # fmt: skip
-    templates.globals |= {
-        "kind": _block_kind,
-        "svg": lambda chart: Markup(draw(chart)),
-        "legend": _render_legend,
-        "code": _render_code,
-    }
-    templates.globals["picture"] = _picture_data
+    templates.globals |= {"kind": _block_kind, "svg": lambda chart: Markup(draw(chart)), "legend": _render_legend}
+    templates.globals |= {"code": _render_code, "picture": _picture_data}
     return templates
 
 

@@ -98,16 +98,17 @@ class ModelSettings:
             raise FeedError(f"input `{name}` has the shape {[*shape]!s:.200}", hint=f"`dims` are {[*dims]}")
         return reshaped(shape, dims, sizes)
 
+    def level(self, given: int) -> int:
+        """The level of a request with this `priority`: 1 is the first, 0 the default, beyond the last is the last."""
+        return min(given, self.priority_levels) if given > 0 else self.default_priority
+
     def priority(self, level: int) -> int:
-        """The batcher's priority, higher is earlier, of the protocol's level: 1 is the first, 0 the default."""
-        if not 1 <= level <= self.priority_levels:
-            level = self.default_priority if level <= 0 else self.priority_levels
-        return self.priority_levels - level
+        """The batcher's priority, higher is earlier, of the protocol's."""
+        return self.priority_levels - self.level(level)
 
     def deadline_ms(self, timeout_us: int, level: int = 0) -> float | None:
         """The deadline of a request of this level with this `timeout`, which is 0 for none."""
-        level = level or self.default_priority
-        usual, may_choose = self.timeouts.get(level) or self.timeouts.get(0) or (0, True)
+        usual, may_choose = self.timeouts.get(self.level(level)) or self.timeouts.get(0) or (0, True)
         wanted = timeout_us if may_choose and timeout_us > 0 else usual
         return wanted / 1e3 if wanted else None
 
@@ -163,7 +164,7 @@ def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = F
     try:
         parse(raw.decode("utf-8"), config)
     except (text_format.ParseError, json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
-        raise _parse_error(name, str(error)) from None
+        raise _parse_error(name, str(error), "a `ModelConfig` as JSON" if is_json else "protobuf text format") from None
     problems = Problems(name)
     problems.add(
         config.name not in ("", name), f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out"
@@ -237,7 +238,8 @@ def _check_keys(config: Any, name: str, problems: Problems) -> None:
         for item, value in part.ListFields():
             remedy = REFUSED.get(item.name)
             if remedy is not None:
-                if not _is_default(item, value):
+                empty = item.message_type is not None and not item.is_repeated and not value.ListFields()
+                if not empty or item.name in ("sequence_batching", "ensemble_scheduling"):
                     refused.append(f"`{where}{item.name}` ({remedy})")
             elif item.name in NO_EFFECT:
                 ignored[f"{where}{item.name}"] = None
@@ -251,13 +253,7 @@ def _check_keys(config: Any, name: str, problems: Problems) -> None:
         log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, ", ".join(f"`{key}`" for key in ignored))
 
 
-def _is_default(item: Any, value: Any) -> bool:
-    """Whether a value that is there requests nothing: an empty message."""
-    empty = item.message_type is not None and not item.is_repeated and not value.ListFields()
-    return empty and item.name not in ("sequence_batching", "ensemble_scheduling")
-
-
-def _parse_error(name: str, text: str) -> UsageError:
+def _parse_error(name: str, text: str, form: str) -> UsageError:
     place = re.match(r"(\d+):\d+ : ", text)
     where = f", row {place[1]}" if place else ""
     unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', text)
@@ -265,12 +261,10 @@ def _parse_error(name: str, text: str) -> UsageError:
         known = [item.name for item in message(unknown[1].replace(".", "_")).DESCRIPTOR.fields] if (
             "." not in unknown[1]
         ) else []  # fmt: skip
-        return _config_error(name, f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known), where)
-    return _config_error(name, text[place.end() :] if place else text, "protobuf text format", where)
-
-
-def _config_error(name: str, text: str, hint: str | None, where: str = "") -> UsageError:
-    return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=hint)
+        text, form = f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known)
+    elif place:
+        text = text[place.end() :]
+    return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=form)
 
 
 def _file_name(config: Any, problems: Problems) -> str:
@@ -297,10 +291,10 @@ def _with_batching(settings: ModelSettings, config: Any, problems: Problems) -> 
         return replace(settings, join=False)
     default = batching.default_priority_level
     wrong = any(not 1 <= size <= largest for size in preferred)
-    problems.add(wrong, f"`preferred_batch_size` is {preferred}", f"1 to {largest}")
+    problems.add(wrong, f"`preferred_batch_size` is {preferred}", f"1 to {largest}" if largest else "`max_batch_size`")
     wrong = levels and not 1 <= default <= levels
     problems.add(wrong, f"`default_priority_level` is {default}", f"1 to {levels}")
-    wrong = levels and batching.preserve_ordering
+    wrong = levels > 1 and batching.preserve_ordering
     problems.add(wrong, "`preserve_ordering` with `priority_levels`", "one of them")
     policies = {0: batching.default_queue_policy}
     for level, policy in batching.priority_queue_policy.items() if levels else ():
@@ -370,22 +364,20 @@ def _instances(config: Any, problems: Problems) -> dict[str, Any]:
     problems.add(config.instance_group and not groups, "every instance group is `passive`", "one that is not")
     counts: dict[str, int] = {}
     for group in groups:
-        kind = type(group).DESCRIPTOR.fields_by_name["kind"].enum_type.values_by_number[group.kind].name
+        kind = enum_name(group, "kind")
+        problems.add(kind.isdigit(), f"an instance group of kind {kind}", "`KIND_CPU` or `KIND_GPU`")
         wrong = group.gpus and kind not in ("KIND_GPU", "KIND_AUTO")
         problems.add(wrong, f"`gpus` in a group of {kind}", "KIND_GPU")
         problems.add(any(number < 0 for number in group.gpus), f"`gpus` are {[*group.gpus]}", "0 or more")
         on_gpu = group.gpus or kind == "KIND_GPU"
-        devices = (
-            [f"cuda:{number}" for number in group.gpus or [0]] if on_gpu else ["cpu" if kind == "KIND_CPU" else ""]
-        )
+        devices = [f"cuda:{number}" for number in group.gpus or [0]] if on_gpu else ["cpu" * (kind == "KIND_CPU")]
         for device in devices:
             counts[device] = counts.get(device, 0) + max(group.count, 1)
     if len(counts) > 1:
         several = "cpu" in counts or "" in counts
-        problems.add(several, "instance groups of a GPU and of another device", "one kind: an engine is for one device")
-        problems.add(
-            len({*counts.values()}) > 1, "the GPUs have different numbers of instances", "the same `count` for each"
-        )
+        problems.add(several, "instance groups of different kinds", "one kind: an engine is for one device")
+        uneven = not several and len({*counts.values()}) > 1
+        problems.add(uneven, "the GPUs have different numbers of instances", "the same `count` for each")
     changed: dict[str, Any] = (
         {"contexts": max(counts.values())} if any(group.count > 0 for group in groups) or len(groups) > 1 else {}
     )
@@ -453,7 +445,7 @@ def check_engine(
             if found is None:
                 problems.add(True, f"the engine has no tensor `{item.name}` there", suggest(item.name, [*specs]))
                 continue
-            dtype, dims = data_type(item), _engine_dims(item)
+            dtype, dims = enum_name(item, "data_type"), _engine_dims(item)
             shape = found.shape[1:] if settings.has_batch else found.shape
             problems.add(
                 not shapes_agree(dims, shape) or dtype != CONFIG_DTYPES.get(found.dtype),
@@ -465,7 +457,7 @@ def check_engine(
         differing |= {
             name
             for name, spec in inputs.items()
-            if name in sample.inputs and data_type(sample.inputs[name]) != CONFIG_DTYPES.get(spec.dtype)
+            if name in sample.inputs and enum_name(sample.inputs[name], "data_type") != CONFIG_DTYPES.get(spec.dtype)
         }
         listed = ", ".join(f"`{name}`" for name in sorted(differing))
         problems.add(listed, f"`model_warmup` differs from the engine's inputs in {listed}", "each input with its type")
@@ -476,10 +468,10 @@ def check_engine(
     problems.check(EngineError)
 
 
-def data_type(item: Any) -> str:
-    """The name of a tensor's type in the configuration."""
-    known = item.DESCRIPTOR.fields_by_name["data_type"].enum_type.values_by_number.get(item.data_type)
-    return known.name if known is not None else str(item.data_type)
+def enum_name(item: Any, field: str) -> str:
+    """The name of a value in the configuration; a number that Triton does not have as it is."""
+    known = item.DESCRIPTOR.fields_by_name[field].enum_type.values_by_number.get(getattr(item, field))
+    return known.name if known is not None else str(getattr(item, field))
 
 
 def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:

@@ -346,9 +346,8 @@ class Repository:
             if item.label_filename:
                 text = read_bounded(self._inside(folder / item.label_filename)).decode("utf-8", "replace")
                 settings = replace(settings, labels={**settings.labels, item.name: text.splitlines()})
-        for file in data_files(settings):
-            read = read_bounded(self._inside(folder / "warmup" / file))
-            settings = replace(settings, files={**settings.files, file: read})
+        read = {file: read_bounded(self._inside(folder / "warmup" / file)) for file in data_files(settings)}
+        settings = replace(settings, files=read)
         there = [
             int(entry.name)
             for entry in os.scandir(folder)

@@ -553,9 +553,8 @@ def load_version(
             _warm_up(runner, settings.runtime.graphs)
         except TrtEngineError as error:  # random inputs need not be valid for every model
             log.warning("`%s` version %s: the first inference on random inputs failed: %s", name, version, error)
-        for runs, shapes, given in warmup_samples(
-            settings, runner.signature
-        ):  # one that fails is an error, as in Triton
+        for runs, shapes, given in warmup_samples(settings, runner.signature):
+            # one that fails is an error, as in Triton
             runner.warmup(runs, shapes=shapes)
             if given:
                 runner.infer(random_feeds(runner.signature, shapes, 0) | given)
