@@ -70,6 +70,13 @@ def test_a_crop_is_the_pixels_a_box_touches_and_never_empty() -> None:
     ]  # fmt: skip
 
 
+def test_a_cascade_that_cannot_run_is_refused_before_it_is_measured(folder: Path) -> None:
+    for first, crops, said in (("example/detector.onnx", 3, "takes 2 crops at once"), ("colours.onnx", 2, "no boxes")):
+        with pytest.raises(te.TrtEngineError, match=said):
+            te.size(first, video=["example/clip.mp4"], then="colours.onnx", crops=crops, max_batch=2, out="out")
+    assert not (folder / "out").exists()
+
+
 def test_a_cascade_over_clips_counts_its_crops_and_parts(folder: Path) -> None:
     made = te.size(
         "example/detector.onnx", video=["example/clip.mp4"], then="colours.onnx", crops=2, deadline_ms=0.01, max_batch=2,

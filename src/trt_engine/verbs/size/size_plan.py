@@ -16,6 +16,7 @@ from trt_engine.config.settings import to_argv
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import ModelError, UsageError
+from trt_engine.format import quoted
 from trt_engine.graph.dtype_breakdown import main_precision
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
@@ -24,10 +25,11 @@ from trt_engine.verbs.build import request as build_request
 from trt_engine.verbs.build import run as build_module
 from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.verbs.size.config import SizeConfig
+from trt_engine.verbs.size.curve import read_curve
 from trt_engine.verbs.size.output_layout import OutputLayout, output_layout
 from trt_engine.verbs.size.preflight import check_model_path, doubling_batches
 from trt_engine.verbs.size.stream_capacity import check_settings
-from trt_engine.vision.spec import declared_shapes
+from trt_engine.vision.spec import Vision, declared_shapes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +129,7 @@ def plan(
     check_model_path(path)
     given, stamps = build, _file_stats(opened := open_model(path))
     if not opened.signature.inputs:
-        raise UsageError(f"`{path}` has no inputs, so no batch to size", hint=f"`trt-engine inspect {path}`")
+        raise UsageError(f"`{path}` has no inputs, so no batch to size", hint=f"`trt-engine inspect {quoted(path)}`")
     dynamic = any(opened.signature.batch_axes(spec) for spec in opened.signature.inputs)
     fixed = next((spec.shape[0] for spec in opened.signature.inputs if spec.shape), 1)
     batches = doubling_batches(config) if dynamic else (fixed,)
@@ -139,11 +141,9 @@ def plan(
     if build.optimize_for == "deadline":
         build = replace(build, max_p99_ms=config.deadline_ms)
     if clips:
-        resolve_spec(path)  # what frames become and outputs mean: refused before anything is built
-        if config.then is not None and parse_device(build.device)[0] != "cpu":
-            raise UsageError(f"crops of clips are cut on the CPU, not on `{build.device}`", hint="leave `--video` out")
-        if config.then is not None and not config.then.is_dir():
-            resolve_spec(config.then)
+        found = resolve_spec(path)  # what frames become and outputs mean: refused before anything is built
+        if config.then is not None:
+            _check_crops(config, config.then, found, build.device)
     made = SizeJob(
         model=opened,
         layout=layout,
@@ -164,6 +164,24 @@ def plan(
     if config.then is None or config.then.is_dir():
         return made
     return replace(made, second=_plan_second(made, config.then, given, runtime))
+
+
+def _check_crops(config: SizeConfig, then: Path, first: Vision, device: str) -> None:
+    """Raises `UsageError` where no crops of clips can be cut, or the second model does not take those of a frame at once."""
+    if parse_device(device)[0] != "cpu":
+        raise UsageError(f"crops of clips are cut on the CPU, not on `{device}`", hint="leave `--video` out")
+    if first.postprocess.task != "detect":
+        raise UsageError("the first model finds no boxes to cut crops at", hint="leave `--then` and `--crops` out")
+    if then.is_dir():
+        largest = max(point.batch for point in read_curve(then / "curve.jsonl"))
+    else:
+        resolve_spec(then)
+        signature = open_model(then).signature
+        largest = config.max_batch if any(signature.batch_axes(spec) for spec in signature.inputs) else 0
+    if config.crops > largest:
+        takes = f"takes {largest} crops at once" if largest else "has a fixed batch"
+        hint = f"`--max-batch {config.crops}` where it is sized" if largest else "export it with an open batch"
+        raise UsageError(f"`{then}` {takes}, `--crops` is {config.crops}", hint=hint)
 
 
 def _plan_second(first: SizeJob, model: Path, build: BuildConfig, runtime: RuntimeConfig | None) -> SizeJob:

@@ -6,6 +6,7 @@ import dataclasses
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
@@ -59,8 +60,9 @@ def find_cameras(job: SizeJob, engine: Engine, simulated: StreamCapacity) -> Vid
     second = None
     if config.then is not None:
         known = output_layout(job.model.path, config.then, job.backend_spec.payload_suffix).previous_document() or {}
-        if (second := str(known.get("engine") or "")) == "":
+        if not known.get("engine"):
             raise UsageError(f"`{config.then}` has no run of `size` with an engine", hint="`--then MODEL` measures it")
+        second = str(config.then / "engines" / Path(str(known["engine"])).name)  # the folder may have moved
     request = VideoRequest(
         simulated.policy, job.clips, config.deadline_ms, config.allowed_late, config.duration_s, second, config.crops
     )

@@ -180,14 +180,14 @@ def play_clips(
             for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
                 started.append(stream.start(begin_s + phase_s))
             from_s = begin_s + spread_s + _SETTLE_S
-            _sleep_until(from_s)
+            time.sleep(max(0.0, from_s - time.perf_counter()))
             before = _cpu_times(pipeline, played)
             psutil.cpu_times_percent()  # counts from here
-            _sleep_until(from_s + duration_s)
+            time.sleep(max(0.0, from_s + duration_s - time.perf_counter()))
             spent = {name: value - before[name] for name, value in _cpu_times(pipeline, played).items()}
             machine = psutil.cpu_times_percent()
             to_s = time.perf_counter()
-            _sleep_until(to_s + request.deadline_ms / 1e3 + 0.05)
+            time.sleep(max(0.0, to_s + request.deadline_ms / 1e3 + 0.05 - time.perf_counter()))
         finally:
             for stream in started:
                 stream.stop()
@@ -264,10 +264,6 @@ def _cpu_times(pipeline: FramePipeline, streams: list[VideoStream]) -> dict[str,
         found[name] += sum(cpu_s for _, _, cpu_s in list(meter.batches))
     known = {name: seconds for name, seconds in found.items() if then or name not in CROP_PARTS}
     return known | {"pool": pool_s, "process": time.process_time()}
-
-
-def _sleep_until(at_s: float) -> None:
-    time.sleep(max(0.0, at_s - time.perf_counter()))
 
 
 def part_rates(runner: RunnerBase, frames: DeviceFrames, request: VideoRequest) -> dict[str, float]:
