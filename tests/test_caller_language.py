@@ -82,6 +82,7 @@ def test_no_message_has_an_option_or_a_command_of_the_shell_in_python() -> None:
         ("`--max-batch 8`", "`max_batch=8`", "`max_batch: 8`"),
         ("`--overwrite` overwrites it", "`overwrite=True` overwrites it", "`overwrite: true` overwrites it"),
         ("`--no-parity`", "`parity=False`", "`parity: false`"),
+        ("`--exclude-node a --exclude-node b`", '`exclude_nodes=["a", "b"]`', "`exclude_nodes: ['a', 'b']`"),
         ("`--duration 2s`", '`duration_s="2s"`', "`duration_s: 2s`"),
         ("leave `--batch` out", "leave `batch` out", "leave `batch` out"),
         ("`-O level=basic`", '`options={"level": "basic"}`', "`options: {'level': 'basic'}`"),

@@ -121,7 +121,7 @@ def found_instead(value: object) -> str:
     if isinstance(shape := getattr(value, "shape", None), tuple):
         return f"an array `{kind.__name__}` of {'x'.join(map(str, shape)) or 'one number'}"
     return (
-        f"a {kind.__name__}"
+        f"a{'n' * (kind.__name__[0] in 'aeio')} {kind.__name__}"
         if kind.__module__ == "builtins"
         else f"an object of `{kind.__module__}.{kind.__qualname__}`"
     )

@@ -20,6 +20,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.display import RichDisplay
 from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageError
 from trt_engine.escapes import escape_control
+from trt_engine.format import quoted
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
 from trt_engine.records.passport import PASSPORT_VERSION, Passport, Payload
 from trt_engine.tensors import DTYPES, Signature, format_shape
@@ -134,7 +135,9 @@ class Engine(RichDisplay):
         if not path.exists():
             raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
         if path.is_dir():
-            raise ModelError(f"`{path}` is a folder, expected an engine file", hint=f"`trt-engine inspect {path}`")
+            raise ModelError(
+                f"`{path}` is a folder, expected an engine file", hint=f"`trt-engine inspect {quoted(path)}`"
+            )
         path = engine_path(path) or path
         beside = passport_path(path)
         try:
@@ -319,11 +322,11 @@ def _no_passport_error(path: Path) -> str:
     header = plan_header(path) if path.is_file() else None
     if header is not None:
         return (
-            f"it is a {header.title}: `trt-engine inspect {path}` shows what it needs; `trt-engine build MODEL.onnx "
+            f"it is a {header.title}: `trt-engine inspect {quoted(path)}` shows what it needs; `trt-engine build MODEL.onnx "
             f"--backend {PLAN_BACKENDS[header.product]}` makes one with its passport"
         )
     return (
-        f"an ONNX model is built first: `trt-engine build {path}`"
+        f"an ONNX model is built first: `trt-engine build {quoted(path)}`"
         if path.suffix.lower() == ".onnx"
         else "build the engine again"
     )

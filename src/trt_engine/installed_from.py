@@ -28,8 +28,8 @@ def _origin() -> tuple[str, bool]:
     try:
         origin = json.loads(distribution("trt-engine").read_text("direct_url.json") or "{}")
         parts = urlsplit(origin["url"])
-        if "vcs_info" in origin:
-            return f"{origin['vcs_info']['vcs']}+{origin['url']}", True
+        if (source := origin.get("vcs_info")) is not None:
+            return "@".join(filter(None, (f"{source['vcs']}+{origin['url']}", source.get("requested_revision")))), True
     except (PackageNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return "trt-engine", False
     place = Path(url2pathname(parts.path))

@@ -69,9 +69,9 @@ def test_from_a_wheel_its_file_is_named_and_from_a_repository_its_address(
     wheel.touch()
     installed(json.dumps({"url": wheel.as_uri(), "archive_info": {}}))
     assert installable(HINT) == f"`pip install '{wheel}[eval]'`, or `pip install \"{wheel}[torch,simplify]\"`"
-    installed(json.dumps({"url": "https://example.org/x.git", "vcs_info": {"vcs": "git", "commit_id": "1"}}))
+    installed(json.dumps({"url": "https://example.org/x.git", "vcs_info": {"vcs": "git", "requested_revision": "v1"}}))
     assert installable("`pip install 'trt-engine[eval]'`") == (
-        "`pip install 'trt-engine[eval] @ git+https://example.org/x.git'`"
+        "`pip install 'trt-engine[eval] @ git+https://example.org/x.git@v1'`"
     )
 
 

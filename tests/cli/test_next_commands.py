@@ -107,6 +107,7 @@ def test_a_next_command_keeps_the_shapes_and_the_inputs_that_were_given(
     value = two_sizes(switch=given == "--inputs") if given == "--shapes" else two_sizes(switch=True) and "in.npz"
     text = say(words[0], "two.onnx", *words[1:], given, value)
     commands = [shlex.split(line) for line in re.findall(r"trt-engine (?:build|bench|profile) .*", text)]
+    assert commands
     for command in commands:
         assert value in command
         say(*command[1:], *(("--duration", "50ms") if command[1] != "build" else ()))

@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 
-from tensorrt_machines import (
-    A10,
-    H100,
-    L4,
-    RTX5090,
-    V100,
-    passport,
-    plan_bytes,
-    rtx_header,
-    rtx_plan_bytes,
-    rtx_wheels,
-)
+from tensorrt_machines import A10, H100, L4, RTX5090, V100, passport, plan_bytes, rtx_header, rtx_plan_bytes, rtx_wheels
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device.info import Gpu
 from trt_engine.engine import Engine
@@ -60,7 +49,7 @@ def judged(
         return report
 
     bits = more.pop("gpu_bits", 0x18)
-    return check_plan(rtx_header(gpu_bits=bits), given, here, path=Path("model.engine"), query_validity=ask, **more)
+    return check_plan(rtx_header(gpu_bits=bits), given, here, path=Path("x y.engine"), query_validity=ask, **more)
 
 
 # ------------------------------------------------------------------------------------------------ the library's report
@@ -109,17 +98,17 @@ def test_valid_loads_and_says_what_only_loading_shows() -> None:
     bare, whole = judged(machine(), ValidityReport("VALID")), judged(machine(), ValidityReport("VALID"), sealed())
     assert bare.status == whole.status == "loads"
     assert "reports VALID for its header on NVIDIA L4 (8.9)" in whole.reason and "the rest of the file" in bare.reason
-    assert (bare.command, whole.command) == ("trt-engine inspect model.engine --run", "trt-engine bench model.engine")
+    assert (bare.command, whole.command) == ("trt-engine inspect 'x y.engine' --run", "trt-engine bench 'x y.engine'")
 
 
 def test_the_check_that_the_build_put_off_comes_next() -> None:
     deferred = replace(sealed(), validation=Validation("deferred", "no GPU"))
-    assert judged(machine(), ValidityReport("VALID"), deferred).command == "trt-engine validate model.engine"
-    assert judged(machine(board=None), None, deferred).command == "trt-engine validate model.engine"
+    assert judged(machine(), ValidityReport("VALID"), deferred).command == "trt-engine validate 'x y.engine'"
+    assert judged(machine(board=None), None, deferred).command == "trt-engine validate 'x y.engine'"
     done = replace(
         sealed(), validation=Validation("passed", "no GPU", validated_at="2026-01-01T00:00:00+00:00", device="cuda:0")
     )
-    assert judged(machine(), ValidityReport("VALID"), done).command == "trt-engine bench model.engine"
+    assert judged(machine(), ValidityReport("VALID"), done).command == "trt-engine bench 'x y.engine'"
     assert judged(machine(board=None), None, done).command == "trt-engine doctor"
 
 
@@ -137,14 +126,14 @@ def test_the_command_for_another_gpu_adds_it_to_those_the_plan_is_for(board: Gpu
     found = judged(machine(board=board), report, sealed())
     assert found.command == f"trt-engine build model.onnx --backend tensorrt-rtx --gpus {names}"
     bare = judged(machine(board=board), report)
-    assert bare.command == f"trt-engine build MODEL.onnx --backend tensorrt-rtx -o model.engine --gpus {names}"
+    assert bare.command == f"trt-engine build MODEL.onnx --backend tensorrt-rtx -o 'x y.engine' --gpus {names}"
 
 
 def test_a_gpu_that_is_not_one_of_tensorrt_rtx_gets_an_engine_of_tensorrt() -> None:
     for board in (H100, V100):
         found = judged(machine(board=board), ValidityReport("INVALID", 2), sealed())
         assert found.status == "refuse" and f"not on {board.name} ({board.compute_capability})" in found.reason
-        assert found.command == "trt-engine build model.onnx --backend tensorrt -o model.engine"
+        assert found.command == "trt-engine build model.onnx --backend tensorrt -o 'x y.engine'"
 
 
 # ------------------------------------------------------------------------------------------------ without its report

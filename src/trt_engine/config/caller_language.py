@@ -75,7 +75,7 @@ def _is_options(words: list[str]) -> bool:
 
 
 def _arguments(words: list[str], spell: Callable[[str, object], str]) -> list[str]:
-    """The words of a command line as arguments: paths and names first, each option once."""
+    """The words of a command line as arguments: paths and names first."""
     known = option_table()
     positional, named = list[str](), dict[str, object]()
     rest = iter(words)
@@ -95,6 +95,9 @@ def _arguments(words: list[str], spell: Callable[[str, object], str]) -> list[st
             options = named.setdefault("options", {})
             assert isinstance(options, dict)
             options[key] = text if given and text else ...
+        elif name in named and option in known and known[option][0].multiple:
+            before = named[name]
+            named[name] = [*(before if isinstance(before, list) else [before]), following]
         else:
             named[name] = following
     return [*positional, *(spell(name, value) for name, value in named.items())]
@@ -146,6 +149,8 @@ def _key(name: str, value: object) -> str:
 def _literal(value: object) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(key)}: {_literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list):
+        return f"[{', '.join(map(_literal, value))}]"
     if isinstance(value, str) and not re.fullmatch(r"-?\d+(\.\d+)?(e-?\d+)?", value):
         sizes = re.fullmatch(r"(\d+):(\d+):(\d+)", value)
         return f"({', '.join(sizes.groups())})" if sizes else json.dumps(value, ensure_ascii=False)

@@ -34,6 +34,7 @@ from trt_engine.atomic_io import (
 from trt_engine.display import RichDisplay
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
+from trt_engine.format import quoted
 from trt_engine.public_function import public_function
 from trt_engine.reporting.report import render
 from trt_engine.reporting.run_records import RECORD_FILES, RunRecords
@@ -145,7 +146,7 @@ def pack_run(
         raise UsageError(f"`{target}` is not an archive name, expected .tar.gz, .tgz or .zip",
                          hint=f"`-o {target.name or 'run'}.tar.gz`")  # fmt: skip
     if is_archive(folder):
-        raise UsageError(f"`{folder}` is an archive already", hint=f"read it with `trt-engine report {folder}`")
+        raise UsageError(f"`{folder}` is an archive already", hint=f"read it with `trt-engine report {quoted(folder)}`")
     run = RunRecords.open(folder)
     name = replace_surrogates(folder.resolve().name) or "run"
     members, left_out = _select_files(run, folder, target, raw=raw, engines=engines)

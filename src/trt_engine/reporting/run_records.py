@@ -12,6 +12,7 @@ import msgspec
 from trt_engine.atomic_io import as_path, decode_json
 from trt_engine.environment import Environment
 from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.format import quoted
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport
 from trt_engine.records.loadtest import LoadtestRecord
@@ -148,7 +149,7 @@ class RunRecords:
             raise UsageError(
                 f"`{files.display_path(names[0])}` holds no complete record"
                 + "".join(f": {reason}" for reason in said),
-                hint=f"measure again: `trt-engine bench ENGINE -o {folder}`",
+                hint=f"measure again: `trt-engine bench ENGINE -o {quoted(folder)}`",
             )
         return run
 
@@ -197,7 +198,7 @@ def _check_folder(folder: Path) -> None:
         whole = any(folder.name == file.name for file in RECORD_FILES)
         raise UsageError(
             f"`{folder}` is a file, expected the folder of a run, or an archive of one (.tar.gz, .zip)",
-            hint=f"`trt-engine report {folder.parent}`" if whole else _RUN_FOLDER_HINT,
+            hint=f"`trt-engine report {quoted(folder.parent)}`" if whole else _RUN_FOLDER_HINT,
         )
 
 

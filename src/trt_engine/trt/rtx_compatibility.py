@@ -234,7 +234,7 @@ def _next_command(case: CompatibilityCase) -> str:
     """The next command for an engine that loads: its deferred parity check, else a benchmark."""
     path = quoted(case.path)
     if case.passport is None:
-        return f"trt-engine inspect {quoted(path)} --run"
+        return f"trt-engine inspect {path} --run"
     return f"trt-engine {'validate' if _is_deferred(case) else 'bench'} {path}"
 
 

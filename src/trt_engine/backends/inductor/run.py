@@ -38,8 +38,9 @@ class InductorRuntime:
         options: InductorOptions = from_values(InductorOptions, config.options)
         if not options.trust_source:  # native code: nothing of it runs before
             engine.verify()
+        again = f"build it again: `{engine.passport.build.command}`"
         if not is_native_package(engine.path):
-            raise EngineError(f"`{engine.path}` is not a compiled package", hint=_again(engine))
+            raise EngineError(f"`{engine.path}` is not a compiled package", hint=again)
         kind, number = parse_device(config.device or engine.passport.device)
         if kind != parse_device(engine.passport.device)[0]:
             raise UsageError(
@@ -56,12 +57,8 @@ class InductorRuntime:
                 number if kind == "cuda" else -1,
             )
         except RuntimeError as error:
-            raise _translate(error, "cannot be loaded", _again(engine)) from error
+            raise _translate(error, "cannot be loaded", again) from error
         return InductorSession(engine, loader.run, open_device(f"cuda:{number}" if kind == "cuda" else "cpu"))
-
-
-def _again(engine: Engine) -> str:
-    return f"build it again: `{engine.passport.build.command}`"
 
 
 def _translate(error: BaseException, what: str, hint: str) -> TrtEngineError:

@@ -20,6 +20,7 @@ from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.device import Device, Stream, info, open_device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, SetupError, UsageError
+from trt_engine.format import quoted
 from trt_engine.records.passport import FP32_PRODUCTS
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class OnnxRuntime:
         if found.status in ("refuse", "rebuild"):
             raise EngineError(
                 f"`{engine.path}` cannot be loaded here: {found.reason}",
-                hint=f"`{found.command}`" if found.command else f"`trt-engine inspect {engine.path}`",
+                hint=f"`{found.command}`" if found.command else f"`trt-engine inspect {quoted(engine.path)}`",
             )
         notes = engine.passport.build.notes
         found_in = engine.passport.precision

@@ -9,6 +9,7 @@ from typing import Any
 from trt_engine.atomic_io import os_errors
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
 from trt_engine.errors import MemoryExhausted, ModelError, TrtEngineError
+from trt_engine.format import quoted
 from trt_engine.graph.symbolic_shapes import without_unbound_names
 from trt_engine.trt.failure_causes import cause_hint, find_cause
 from trt_engine.trt.parser_messages import ParserError, format_parser_error, plain_text
@@ -91,5 +92,5 @@ def unsupported_model_error(
         return MemoryExhausted(message, hint="free memory on host and GPU; `nvidia-smi` shows who has it")
     hint = cause_hint(cause, product) if cause is not None and (cause.name in _GRAPH_CAUSES or not errors) else ""
     return ModelError(
-        message, hint=hint or f"`trt-engine inspect {path}` lists what in the model {product} cannot take"
+        message, hint=hint or f"`trt-engine inspect {quoted(path)}` lists what in the model {product} cannot take"
     )

@@ -19,15 +19,7 @@ from trt_engine.trt.rtx_compatibility import ValidityReport
 
 def check_compatibility(engine: Engine, config: RuntimeConfig) -> Compatibility:
     """loads, penalty, unknown, rebuild or refuse: by the library's report if there is a driver."""
-    return plans.check_compatibility(engine, config, query_validity=_query_validity)
-
-
-def _query_validity(plan: Path) -> ValidityReport:
-    try:
-        from trt_engine.backends.tensorrt_rtx.compatibility import query_validity
-    except ImportError as error:
-        raise SetupError(f"TensorRT-RTX cannot be loaded: {error}", hint="`trt-engine doctor`") from error
-    return query_validity(plan)
+    return plans.check_compatibility(engine, config, query_validity=query_validity)
 
 
 class _MessageLogger(trt.ILogger):  # type: ignore[misc]  # the bindings have no types

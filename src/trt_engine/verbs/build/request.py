@@ -21,6 +21,7 @@ from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine, engine_path, passport_path, reference_path
 from trt_engine.equivalence.parity import given_shapes
 from trt_engine.errors import EngineError, ModelError, UsageError
+from trt_engine.format import quoted
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.runtime.feeds import Array, read_feeds
@@ -141,7 +142,9 @@ def open_source(model: Model | Path | str) -> Model:
     if engine_path(path) is not None:
         with contextlib.suppress(EngineError, ModelError):
             Engine.open(path)
-            raise UsageError(f"`{path}` is an engine already, expected a model", hint=f"`trt-engine bench {path}`")
+            raise UsageError(
+                f"`{path}` is an engine already, expected a model", hint=f"`trt-engine bench {quoted(path)}`"
+            )
     opened = model if isinstance(model, Model) else open_model(path)
     if opened.optimised is None:
         return opened

@@ -412,11 +412,9 @@ class _Round:
 
     def may_be_equal(self, slower_pct: float, interval_pct: tuple[float, float] | None) -> bool:
         """True of a small difference that is not shown; one load each shows none, and the fastest is likely the fastest."""
-        return (
-            slower_pct <= _SAME_ONE_LOAD_PCT
-            if interval_pct is None
-            else slower_pct <= _SAME_PCT and interval_pct[0] <= 0
-        )
+        if interval_pct is None:
+            return slower_pct <= _SAME_ONE_LOAD_PCT
+        return slower_pct <= _SAME_PCT and interval_pct[0] <= 0
 
     @property
     def is_decided(self) -> bool:

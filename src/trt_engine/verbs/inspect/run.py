@@ -23,6 +23,7 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine, engine_path
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UsageError
+from trt_engine.format import quoted
 from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.inspect import inspect_model
@@ -148,7 +149,7 @@ def _require_no_run(run: bool, path: Path, what: str) -> None:
     if run:
         raise UsageError(
             f"`--run` needs an engine or a plan, and `{path}` is {what}",
-            hint=f"build one first: `trt-engine build {path} -o {path.with_suffix('').name}.engine.onnx`"
+            hint=f"build one first: `trt-engine build {quoted(path)} -o {path.with_suffix('').name}.engine.onnx`"
             if what == "a model"
             else "give the path of an engine that `trt-engine build` made",
         )

@@ -35,6 +35,7 @@ from trt_engine.errors import (
     TrtEngineError,
     UsageError,
 )
+from trt_engine.format import quoted
 from trt_engine.precision.precision_check import check_layers
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
@@ -139,7 +140,9 @@ def _open_engine(engine: Engine | Path | str) -> tuple[Engine, Validation, Refer
         how = "it was compared with plain ONNX Runtime when it was built"
         if passport.parity is None:
             how = "it was built without a comparison (`--no-parity`), and no reference was kept"
-        raise UsageError(f"`{opened.path}` has no deferred check: {how}", hint=f"`trt-engine inspect {opened.path}`")
+        raise UsageError(
+            f"`{opened.path}` has no deferred check: {how}", hint=f"`trt-engine inspect {quoted(opened.path)}`"
+        )
     opened.verify()
     if validation.reference is None or validation.tolerance is None:
         raise EngineError(
