@@ -451,8 +451,6 @@ def add_gpu(verb: str, own: Mapping[str, click.Parameter], args: Sequence[str]) 
 
 def _request(verb: str, own: Mapping[str, click.Parameter], args: Sequence[str]) -> tuple[str | None, str | None]:
     """What of the arguments requests a GPU, and the precision that is requested."""
-    from trt_engine.command_line.trtexec_options import find_option
-
     precision = next(iter(_values(args, ("--precision",))), None)
     reason = f"--precision {precision}" if precision not in (None, *_ON_CPU) else None
     for arg in args:
@@ -485,7 +483,6 @@ def _values(args: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _opens_engine(verb: str, args: Sequence[str]) -> bool:
     """Whether the file of the command is an engine, which has a backend."""
-    from trt_engine.command_line.trtexec_options import first_file
     from trt_engine.engine import is_onnx_model
 
     path = first_file(args) if verb not in ("build", "bundle") else None

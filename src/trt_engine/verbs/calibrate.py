@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.config.precision import CalibrateConfig
@@ -15,7 +14,7 @@ from trt_engine.precision.calibrators import Calibrator
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.verbs.calibration_images import calibration_inputs
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import CalibrateSettings
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
 @public_function
 @takes_model("model")
 def calibrate(
-    model: Model | Path | str,
+    model: Model | AnyModel,
     calib_data: Any = None,
     calibrator: Calibrator | str = "mse",
     *,
@@ -40,6 +39,6 @@ def calibrate(
     a `cache` with a function as `preprocess` and no `preprocessing`.
     """
     config = replace_values(config or CalibrateConfig(), settings)
-    inputs, function = calibration_inputs(model, calib_data, config.preprocess)
+    inputs, function = calibration_inputs(on_disk(model), calib_data, config.preprocess)
     config = replace(config, preprocess=function, preprocessing=config.preprocessing or inputs.preprocessing)
-    return calibration.calibrate(model, inputs.calib_data, calibrator, config=config)
+    return calibration.calibrate(on_disk(model), inputs.calib_data, calibrator, config=config)

@@ -58,8 +58,6 @@ def example(out: Path | str = "example", *, overwrite: bool = False, video: bool
         from trt_engine.video.decoder import require_video
 
         require_video()
-        from trt_engine.verbs.example.run import clip_mp4  # with PyAV and pillow
-
         files[CLIP] = clip_mp4()
     for name, data in files.items():
         with os_errors(folder / name):

@@ -115,7 +115,7 @@ def _runs_in_process(
     engine: Engine | Path | str, runtime: RuntimeConfig, build: BuildConfig, profiler: str | None
 ) -> bool:
     """Whether this process is what a profiler will watch: not for engines on the CPU or in a separate process."""
-    if is_onnx_model(on_disk(engine)):
+    if is_onnx_model(engine):
         name, device = build.backend, default_device(runtime, build)
     else:
         passport = (engine if isinstance(engine, Engine) else Engine.open(engine)).passport

@@ -28,7 +28,7 @@ from trt_engine.records.parity import SpeedCheck
 from trt_engine.records.precision import QuantizeReport
 from trt_engine.reporting.tables import batch_option
 from trt_engine.verbs.calibration_images import calibration_inputs
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import QuantizeSettings
@@ -42,7 +42,7 @@ _MAX_TIMED_BYTES = 512 << 20
 @takes_model("model")
 @all_or_nothing()
 def quantize(
-    model: Model | Path | str,
+    model: Model | AnyModel,
     to: Literal["int8", "fp8", "int4", "nvfp4", "mxfp8"],
     *,
     out: Path | str | None = None,
@@ -62,7 +62,7 @@ def quantize(
     unknown format or one that `cast` writes, and for `shapes` beside data.
     """
     config = replace_values(config or QuantizeConfig(), settings)
-    report = quantize_untimed(model, to, out=out, config=config, overwrite=overwrite, dry_run=dry_run)
+    report = quantize_untimed(on_disk(model), to, out=out, config=config, overwrite=overwrite, dry_run=dry_run)
     return report if report.out is None else _judge(report, config)
 
 
@@ -106,7 +106,7 @@ def _next_command(report: QuantizeReport, config: QuantizeConfig, lost: bool) ->
     source, sizes = shlex.quote(report.model), followed(config, "shapes", "inputs")
     written = shlex.quote(report.artifacts.get("emulation") or str(report.out))
     images = any(spec.image_layout for spec in open_model(Path(report.model)).signature.inputs)
-    if lost and images:
+    if lost and images and report.to in ("int8", "fp8"):  # what `search` tries
         excluded = ("exclude_nodes", "exclude_types", "exclude_patterns")
         given = followed(config, "calib_data", "inputs", "preprocess", "target", "dynamic", "calibrator", *excluded)
         return f"trt-engine search {source} --to {report.to} --dataset DATASET{given}"

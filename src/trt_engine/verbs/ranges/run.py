@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.config.precision import RangesConfig
@@ -14,7 +13,7 @@ from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.precision import RangesReport
 from trt_engine.verbs.calibration_images import calibration_inputs
-from trt_engine.verbs.given_model import takes_model
+from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import RangesSettings
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 @public_function
 @takes_model("model")
 def ranges(
-    model: Model | Path | str,
+    model: Model | AnyModel,
     calib_data: Any = None,
     *,
     config: RangesConfig | None = None,
@@ -38,6 +37,6 @@ def ranges(
     """
     config = replace_values(config or RangesConfig(), settings)
     data = config.calib_data if calib_data is None else calib_data
-    inputs, function = calibration_inputs(model, data, config.preprocess)
-    report = tensor_ranges.ranges(model, inputs.calib_data, preprocess=function, config=config)
+    inputs, function = calibration_inputs(on_disk(model), data, config.preprocess)
+    report = tensor_ranges.ranges(on_disk(model), inputs.calib_data, preprocess=function, config=config)
     return replace(report, preprocess=inputs.provenance)
