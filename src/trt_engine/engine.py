@@ -179,10 +179,8 @@ class Engine(RichDisplay):
             raise EngineError(
                 f"`{path}` is missing: the reference inputs and outputs of `{self.path.name}`", hint=again
             )
-        if (
-            path.stat().st_size != validation.reference.nbytes
-            or atomic_io.file_digest(path) != validation.reference.digest
-        ):
+        sealed = validation.reference
+        if path.stat().st_size != sealed.nbytes or atomic_io.file_digest(path) != sealed.digest:
             raise EngineError(f"`{path}` was changed after it was written (digest differs)", hint=again)
         return path
 

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from trt_engine.protocols import RunnerBase
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.stats import Histogram
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.serve.execution import DirectQueue
 
 X = TensorSpec("x", "float32", (-1, 3), ("batch", None))
 Y = TensorSpec("y", "float32", (-1, 3), ("batch", None))
@@ -251,12 +253,13 @@ def no_more_threads(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
     monkeypatch.setattr(threading.Thread, "start", starts)
 
 
+@pytest.mark.parametrize("make", [Batcher, partial(DirectQueue, max_waiting=1)], ids=["batcher", "direct"])
 @pytest.mark.parametrize("after", [0, 1, 2])
-def test_a_batcher_that_cannot_have_its_threads_leaves_none(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+def test_a_queue_without_its_threads_leaves_none(monkeypatch: pytest.MonkeyPatch, after: int, make: Any) -> None:
     before = set(threading.enumerate())
     no_more_threads(monkeypatch, after)
-    with pytest.raises(TrtEngineError, match="needs 3 threads"):
-        Batcher(Engine(width=2))
+    with pytest.raises(TrtEngineError, match="threads"):
+        make(Engine(width=3))
     assert set(threading.enumerate()) <= before
 
 

@@ -130,9 +130,9 @@ def test_instance_groups_are_contexts_and_replicas() -> None:
     assert found("kind: KIND_CPU count: 2", "kind: KIND_CPU") == (3, "cpu")
     assert found("count: 2 gpus: [0, 1]", "gpus: 1", "gpus: 0") == (3, "cuda:0,cuda:1")
     assert found("kind: KIND_GPU count: 2") == (2, "cuda:0") and found("", "") == (2, None)
-    for texts in (["gpus: 0", "kind: KIND_CPU"], ["gpus: 0", "gpus: 1 count: 2"], ["gpus: -1"], ["kind: 9"]):
-        with pytest.raises(UsageError, match=r"instance|gpus"):
-            found(*texts)
+    for each in ("gpus: 0,kind: KIND_CPU", "gpus: 0,gpus: 1 count: 2", "gpus: -1", "kind: 9", "count: 9999"):
+        with pytest.raises(UsageError, match=r"instance|gpus|9999"):
+            found(*each.split(","))
 
 
 @pytest.mark.slow

@@ -151,7 +151,7 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     server = serve(model_repository=repository)
     expected = {
         "changed/1": "digest differs", "keyed/": "not supported: `ensemble_scheduling`",
-        "large/1": "`max_batch_size` is 64, the engine takes", "warm/1": "profile 0 spans",
+        "large/1": "`max_batch_size` is 64, the engine takes", "warm/1": "`batch_size` of `model_warmup` is 64",
         "wrong/1": "the engine's is `onnxruntime`",
         "dims/1": "the engine's is x:", "provider/1": "cuda", "bare/1": "`--build-models`", "empty/": "has no version",
         "linked/": "outside the repository", "file/1": "outside the repository",

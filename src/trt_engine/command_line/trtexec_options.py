@@ -429,7 +429,8 @@ def add_gpu(verb: str, own: Mapping[str, click.Parameter], args: Sequence[str]) 
     Requested is a build for a GPU by an option in trtexec's spelling, by a precision that a CPU has no kernels for, and by
     the name of a TensorRT plan for the engine. A backend, providers and `--device cpu` are choices of their own.
     """
-    if not {"--backend", "--device"} <= own.keys() or any(_is(arg, _NAMED) for arg in args):
+    named = any(arg.partition("=")[0] in _NAMED or re.match("-b[^-]", arg) for arg in args)
+    if named or not {"--backend", "--device"} <= own.keys():
         return list(args), None
     reason, precision = _request(verb, own, args)
     if reason is None or _opens_engine(verb, args):
@@ -465,10 +466,6 @@ def _request(verb: str, own: Mapping[str, click.Parameter], args: Sequence[str])
     if reason is None and verb == "build":
         reason = next((f"-o {value}" for value in _values(args, ("-o", "--out")) if Path(value).suffix in _PLANS), None)
     return reason, precision
-
-
-def _is(arg: str, names: Sequence[str]) -> bool:
-    return arg.partition("=")[0] in names or (arg.startswith("-b") and not arg.startswith("--"))
 
 
 def _values(args: Sequence[str], names: Sequence[str]) -> list[str]:

@@ -107,11 +107,8 @@ def _points(chart: LineChart | Scatter) -> tuple[float, list[str]]:
     parts = [y_axis(y_ticks, y_at, chart.y_label), x_axis(x_ticks, x_at, height, chart.x_label)]
     if isinstance(chart, Scatter) and len(chart.front) > 1:
         parts.append(_polyline("front", chart.front, x_at, y_at))
-    taken = (
-        []
-        if isinstance(chart, LineChart)
-        else [(x_at(p.x) - 6, y_at(p.y) - 6, x_at(p.x) + 6, y_at(p.y) + 6) for p in points]
-    )
+    around = [(x_at(p.x) - 6, y_at(p.y) - 6, x_at(p.x) + 6, y_at(p.y) + 6) for p in points]
+    taken = [] if isinstance(chart, LineChart) else around
     for index, line in enumerate(lines):
         if line.style != "points" and len(line.points) > 1:
             parts.append(_polyline(_line_class(line, index), line.points, x_at, y_at))

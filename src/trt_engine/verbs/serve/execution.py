@@ -139,12 +139,17 @@ class DirectQueue(ProcessBound):
         self._numbers = itertools.count()
         self._ready = threading.Condition()
         self._closed = False
-        name = f"direct-{id(self):x}"
-        self._workers = [
-            threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True) for number in range(runner.width)
-        ]
-        for worker in self._workers:
-            worker.start()
+        names = (f"direct-{id(self):x}-{number}" for number in range(runner.width))
+        self._workers = [threading.Thread(target=self._work, name=name, daemon=True) for name in names]
+        try:
+            for worker in self._workers:
+                worker.start()
+        except RuntimeError as error:  # thread limit of the process
+            self._workers = [worker for worker in self._workers if worker.ident is not None]
+            self._end_workers()
+            raise TrtEngineError(
+                f"{runner.width} contexts need as many threads: {error}", hint="fewer of them"
+            ) from error
 
     @property
     def waiting(self) -> int:
@@ -203,9 +208,12 @@ class DirectQueue(ProcessBound):
         """Finish what waits, then close the runner. Idempotent."""
         if self._forked:
             return
+        self._end_workers()
+        self.runner.close()
+
+    def _end_workers(self) -> None:
         with self._ready:
             self._closed = True
             self._ready.notify_all()
         for worker in self._workers:
             worker.join()
-        self.runner.close()

@@ -32,8 +32,8 @@ PLATFORMS = {"onnxruntime": "onnxruntime_onnx", "tensorrt": "tensorrt_plan", "tr
 _CONFIG_BACKENDS = {"onnxruntime": "onnxruntime", "tensorrt": "tensorrt", "trtexec": "tensorrt"}
 _OPEN_SIZES = (1, 128, 512)
 """Smallest, usual and largest size of a dimension that `dims` leave open, of a model that `serve` builds."""
-_DEFAULT_LEVELS = 10
-"""Priority levels of a model whose configuration has none."""
+_DEFAULT_LEVELS, _MAX_CONTEXTS = 10, 1024
+"""Priority levels of a model whose configuration has none; contexts that a configuration may request in one group."""
 _PARAMETERS = ("providers", "allow_fallback", "device", "engine")
 """Keys of `parameters` that are read; `engine` is the file of `deploy triton --backend python`."""
 CONFIG_DTYPES = {
@@ -166,9 +166,8 @@ def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = F
     except (text_format.ParseError, json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise _parse_error(name, str(error), "a `ModelConfig` as JSON" if is_json else "protobuf text format") from None
     problems = Problems(name)
-    problems.add(
-        config.name not in ("", name), f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out"
-    )
+    wrong = config.name not in ("", name)
+    problems.add(wrong, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
     _check_keys(config, name, problems)
     _check_dims(config, problems)
     reshapes = {
@@ -187,9 +186,8 @@ def _check_dims(config: Any, problems: Problems) -> None:
     """The rules for tensors that hold whatever the engine is."""
     for item in (*config.input, *config.output):
         dims = [*item.dims]
-        problems.add(
-            any(size < 1 and size != -1 for size in dims), f"`dims` of `{item.name}` are {dims}", "1 or more, or -1"
-        )
+        wrong = any(size < 1 and size != -1 for size in dims)
+        problems.add(wrong, f"`dims` of `{item.name}` are {dims}", "1 or more, or -1")
         image = getattr(item, "format", 0) and len(dims) != 3
         problems.add(image, f"`format` of `{item.name}` with `dims` {dims}", "three `dims`, or no `format`")
         shape = [*item.reshape.shape]
@@ -258,9 +256,7 @@ def _parse_error(name: str, text: str, form: str) -> UsageError:
     where = f", row {place[1]}" if place else ""
     unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', text)
     if unknown is not None:
-        known = [item.name for item in message(unknown[1].replace(".", "_")).DESCRIPTOR.fields] if (
-            "." not in unknown[1]
-        ) else []  # fmt: skip
+        known = [] if "." in unknown[1] else [item.name for item in message(unknown[1]).DESCRIPTOR.fields]
         text, form = f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known)
     elif place:
         text = text[place.end() :]
@@ -368,6 +364,9 @@ def _instances(config: Any, problems: Problems) -> dict[str, Any]:
         problems.add(kind.isdigit(), f"an instance group of kind {kind}", "`KIND_CPU` or `KIND_GPU`")
         wrong = group.gpus and kind not in ("KIND_GPU", "KIND_AUTO")
         problems.add(wrong, f"`gpus` in a group of {kind}", "KIND_GPU")
+        problems.add(
+            group.count > _MAX_CONTEXTS, f"`count` is {group.count}", f"up to {_MAX_CONTEXTS}: each is a thread"
+        )
         problems.add(any(number < 0 for number in group.gpus), f"`gpus` are {[*group.gpus]}", "0 or more")
         on_gpu = group.gpus or kind == "KIND_GPU"
         devices = [f"cuda:{number}" for number in group.gpus or [0]] if on_gpu else ["cpu" * (kind == "KIND_CPU")]
@@ -378,9 +377,8 @@ def _instances(config: Any, problems: Problems) -> dict[str, Any]:
         problems.add(several, "instance groups of different kinds", "one kind: an engine is for one device")
         uneven = not several and len({*counts.values()}) > 1
         problems.add(uneven, "the GPUs have different numbers of instances", "the same `count` for each")
-    changed: dict[str, Any] = (
-        {"contexts": max(counts.values())} if any(group.count > 0 for group in groups) or len(groups) > 1 else {}
-    )
+    several = len(groups) > 1 or any(group.count > 0 for group in groups)
+    changed: dict[str, Any] = {"contexts": max(counts.values())} if several else {}
     return changed | ({"device": ",".join(counts)} if any(counts) else {})
 
 
@@ -462,6 +460,8 @@ def check_engine(
         listed = ", ".join(f"`{name}`" for name in sorted(differing))
         problems.add(listed, f"`model_warmup` differs from the engine's inputs in {listed}", "each input with its type")
         open_data = [name for name, item in sample.inputs.items() if not item.WhichOneof("input_data_type")]
+        large = settings.has_batch and sample.batch_size > config.max_batch_size
+        problems.add(large, f"`batch_size` of `model_warmup` is {sample.batch_size}", f"up to {config.max_batch_size}")
         problems.add(open_data, f"`model_warmup` without data for {open_data}", "`random_data: true`")
     if settings.has_batch:
         _check_batch(config.max_batch_size, signature, profiles, problems)
