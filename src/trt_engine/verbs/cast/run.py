@@ -277,7 +277,7 @@ def _run_cast_model(
     except TrtEngineError as error:
         if exceeds_emulation(result):
             raise
-        why = f"ONNX Runtime has no kernels for it here ({error.message})"
+        why = f"ONNX Runtime has no kernels for it here ({error.message.replace(str(result.path), result.path.name)})"
     proto = emulate_half_precision(read_proto(result.path, weights=True), result.path.parent)
     with atomic_io.staging_folder(result.path) as folder:
         path = folder / "rounded.onnx"

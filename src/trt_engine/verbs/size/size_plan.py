@@ -177,11 +177,10 @@ def _check_crops(config: SizeConfig, then: Path, first: Vision, device: str) -> 
     else:
         resolve_spec(then)
         signature = open_model(then).signature
-        largest = config.max_batch if any(signature.batch_axes(spec) for spec in signature.inputs) else 0
+        largest = config.max_batch if any(signature.batch_axes(spec) for spec in signature.inputs) else 1
     if config.crops > largest:
-        takes = f"takes {largest} crops at once" if largest else "has a fixed batch"
-        hint = f"`--max-batch {config.crops}` where it is sized" if largest else "export it with an open batch"
-        raise UsageError(f"`{then}` {takes}, `--crops` is {config.crops}", hint=hint)
+        hint = f"`--max-batch {config.crops}` where it is sized, and a model with an open batch"
+        raise UsageError(f"`{then}` takes {largest} crops at once, `--crops` is {config.crops}", hint=hint)
 
 
 def _plan_second(first: SizeJob, model: Path, build: BuildConfig, runtime: RuntimeConfig | None) -> SizeJob:
