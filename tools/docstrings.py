@@ -239,11 +239,9 @@ def public_names(source: Source) -> Iterator[Name]:
     """All public functions and methods of the checked areas."""
     package = source.module("trt_engine")
     assert package is not None
-    table = next(
-        ast.literal_eval(node.value)
-        for node in package.tree.body
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "_NAMES"
-    )
+    given = {ast.unparse(node.targets[0]): node.value for node in package.tree.body if isinstance(node, ast.Assign)}
+    verbs = {f"verbs.{verb}.run": verb for verb in ast.literal_eval(given["_VERBS"]).split()}
+    table: dict[str, str] = ast.literal_eval(given["_NAMES"]) | verbs
     seen: set[str] = set()
     for place, names in table.items():
         for name in names.split():

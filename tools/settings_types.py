@@ -294,7 +294,7 @@ def stub() -> str:
     """The public names for type checkers, from the table in `__init__.py`."""
     lines = [
         f"from trt_engine.{module} import {name} as {name}"
-        for module, names in trt_engine._NAMES.items()
+        for module, names in sorted(trt_engine._NAMES.items())
         for name in names.split()
     ]
     return "\n".join(["# Made by tools/settings_types.py: not edited by hand.", *lines, "", "__version__: str", ""])
