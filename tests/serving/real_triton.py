@@ -49,6 +49,9 @@ def real_triton(repository: Path, log: Path, *options: str) -> Iterator[RealTrit
             yield RealTriton(f"127.0.0.1:{http}", f"127.0.0.1:{grpc}")
         finally:
             process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()  # where a stub has crashed, it waits for it without end
 
 
 def _answers(port: int) -> bool:

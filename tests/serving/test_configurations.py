@@ -50,7 +50,7 @@ WARM = "inputs { key: 'x' value { data_type: TYPE_FP32 dims: 4 zero_data: true }
 LEVELS = "priority_levels: 3 default_priority_level: 2"
 SAME = [
     of(), of("name: 'other'"), of("runtime: 'x'"), of(batch="max_batch_size: -1"), of(batch="max_batch_size: 4"),
-    of("platform: 'nope'"), of("max_batch_sise: 4"), of("input ["), of("default_model_filename: '../model.py'"),
+    of("platform: 'nope'"), of("max_batch_sise: 4"), of("input ["),
     of(x=""), of(x="dims: 0"), of(x="dims: -2"), of(x="dims: -1"), of(y="dims: 0"), of(y="dims: -1"),
     of(x="dims: [2, 2] reshape { shape: 4 }"), of(x="dims: [2, 2] reshape { shape: 5 }"),
     of(x="dims: 4 format: FORMAT_NCHW"), of(x="dims: [4, 1, 1] reshape { shape: 4 } format: FORMAT_NHWC"),
@@ -78,9 +78,9 @@ SAME = [
     of("model_transaction_policy {}"), of("metric_tags { key: 'a' value: 'b' }"),
     of("parameters { key: 'execution_mode' value { string_value: '1' } }"),
     of("sequence_batching {} dynamic_batching {}"),
+    of("sequence_batching { control_input { name: 'S' control { kind: CONTROL_SEQUENCE_READY } } }"),
 ]  # fmt: skip
 DIFFERENT = {
-    of("sequence_batching { control_input { name: 'S' control { kind: CONTROL_SEQUENCE_READY } } }"): "no sequences",
     of("model_transaction_policy { decoupled: true }"): "one response for each request",
     of("batch_output { target_name: 'y' kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: 'x' }"): "rows alone",
     of("parameters { key: 'provider' value { string_value: 'b' } }"): "a misspelt parameter of ours",
