@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -140,25 +141,26 @@ def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Pat
     texts = {f"m{number}": text for number, text in enumerate([*SAME, *DIFFERENT])}
     for name, text in texts.items():
         place(engines["double"], tmp_path / "ours", name, config=text)
-        theirs = tmp_path / "theirs" / name
-        (theirs / "1").mkdir(parents=True)
+        (theirs := tmp_path / "theirs" / name).joinpath("1").mkdir(parents=True)
         (theirs / "1/model.py").write_text(ECHO)
         (theirs / "config.pbtxt").write_text(text if "platform" in text else f"backend: 'python' {text}")
         for folder in (theirs, tmp_path / "ours" / name):
             (folder / "warmup").mkdir()
             (folder / "warmup/raw").write_bytes(bytes(16))
             (folder / "labels.txt").write_text("a\nb\n")
-    control = {"model_control_mode": "explicit", "control_without_token": True}
     with (
         real_triton(tmp_path / "theirs", tmp_path / "log", "--model-control-mode=explicit") as triton,
-        start(model_repository=tmp_path / "ours", grpc_port=-1, **control) as ours,
+        start(model_repository=tmp_path / "ours", model_control_mode="explicit", control_without_token=True) as ours,
     ):
 
         def load(server: Any, name: str) -> bool:
-            status, _, _ = fetch(server, f"/v2/repository/models/{name}/load", b"{}")
-            fetch(server, f"/v2/repository/models/{name}/unload", b"{}")
+            status, _ = (fetch(server, f"/v2/repository/models/{name}/{what}", b"{}")[0] for what in ("load", "unload"))
             return bool(status == 200)
 
-        # Triton 2.51 may crash where several load at once
-        found = {text: (load(triton, name), load(ours, name)) for name, text in texts.items()}
-    assert {text: both for text, both in found.items() if both[0] != both[1]} == dict.fromkeys(DIFFERENT, (True, False))
+        mine, answers = {text: load(ours, name) for name, text in texts.items()}, dict[str, bool]()
+        with contextlib.suppress(OSError):  # Triton 2.51 may crash or wait without end; what it answered is compared
+            answers.update((text, load(triton, name)) for name, text in texts.items())
+    different = {text for text, answer in answers.items() if answer != mine[text]}
+    assert different == {text for text in DIFFERENT if text in answers} and not any(mine[text] for text in different)
+    if len(answers) < len(texts):
+        pytest.skip(f"Triton itself ended or hung after {len(answers)} of {len(texts)} configurations")
