@@ -46,20 +46,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_second_model_sees_the_boxes_of_the_first(folder: Path) -> None:
     found: list[StreamFrame] = []
-    first = te.build("example/detector.onnx")
-    second = te.build("colours.onnx", batch=(1, 2, 2))
+    first, second = te.build("example/detector.onnx"), te.build("colours.onnx", batch=(1, 2, 2))
     with te.load(first) as detector, te.load(second) as classifier:
         stage = CropStage(classifier.runner, resolve_spec(second), 2)
         with FramePipeline(detector.runner, resolve_spec(first), te.Batching(max_batch=1), then=stage) as pipeline:
             VideoStream("example/clip.mp4", pipeline, found.append, StreamSettings(max_frames=20)).start().join()
     assert sorted(frame.number for frame in found) == list(range(20))
-    numbers = set()
     for frame in found:
         assert isinstance(frame.result, FrameResult)
         boxes = frame.result.result.fields["detections"][:2]
         assert [crop.fields["classes"][0].name for crop in frame.result.crops] == [box.name for box in boxes]
-        numbers.add(len(boxes))
-    assert 2 in numbers
+    assert max(len(frame.result.crops) for frame in found) == 2
     assert stage.times.seconds["post-processing"] > 0 and pipeline.times[0].seconds["crops"] > 0
 
 
@@ -71,9 +68,12 @@ def test_a_crop_is_the_pixels_a_box_touches_and_never_empty() -> None:
 
 
 def test_a_cascade_that_cannot_run_is_refused_before_it_is_measured(folder: Path) -> None:
-    for first, crops, said in (("example/detector.onnx", 3, "takes 2 crops at once"), ("colours.onnx", 2, "no boxes")):
+    (folder / "curve.jsonl").touch()  # of a run that measured nothing
+    detector, colours = "example/detector.onnx", "colours.onnx"
+    cases = [(detector, colours, "takes 2 "), (colours, colours, "no boxes"), (detector, ".", "takes 0 ")]
+    for first, then, said in cases:
         with pytest.raises(te.TrtEngineError, match=said):
-            te.size(first, video=["example/clip.mp4"], then="colours.onnx", crops=crops, max_batch=2, out="out")
+            te.size(first, video=["example/clip.mp4"], then=then, crops=3, max_batch=2, out="out")
     assert not (folder / "out").exists()
 
 

@@ -1,7 +1,7 @@
 """Roles of graph inputs: sizes, steps, axes and divisors need valid values, data does not.
 
 ONNX Runtime rejects most invalid values; some end the process (an STFT with frame length 0 divides by it).
-Which inputs of four dimensions are images is told by the operators that read them: a KV cache, an attention mask and the
+Which inputs of four dimensions are images follows from the operators that read them: a KV cache, an attention mask and the
 state of a streaming network have four dimensions too.
 """
 

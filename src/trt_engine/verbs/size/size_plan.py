@@ -173,7 +173,7 @@ def _check_crops(config: SizeConfig, then: Path, first: Vision, device: str) -> 
     if first.postprocess.task != "detect":
         raise UsageError("the first model finds no boxes to cut crops at", hint="leave `--then` and `--crops` out")
     if then.is_dir():
-        largest = max(point.batch for point in read_curve(then / "curve.jsonl"))
+        largest = max((point.batch for point in read_curve(then / "curve.jsonl")), default=0)
     else:
         resolve_spec(then)
         signature = open_model(then).signature
