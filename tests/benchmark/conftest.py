@@ -6,10 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from onnx_models import FLOAT, node, save
 from sealed import seal_model
 from trt_engine.backend import get_backend
 from trt_engine.config.build import BuildConfig
@@ -20,20 +19,13 @@ from trt_engine.graph.load import open_model
 def write_model(path: Path, *, width: int = 8) -> Path:
     """`x` of batch x 3 x 16 x 16 through a convolution and a mean: `y` of batch x width."""
     rng = np.random.default_rng(0)
-    weights = numpy_helper.from_array(rng.random((width, 3, 3, 3), dtype=np.float32), "w")
-    axes = numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-            helper.make_node("ReduceMean", ["c", "axes"], ["y"], keepdims=0),
-        ],
-        "small",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 16, 16])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", width])],
-        [weights, axes],
+    return save(
+        path,
+        [node("Conv", "x w", "c", pads=[1, 1, 1, 1]), node("ReduceMean", "c axes", "y", keepdims=0)],
+        {"x": (FLOAT, ["batch", 3, 16, 16])},
+        {"y": (FLOAT, ["batch", width])},
+        {"w": rng.random((width, 3, 3, 3), dtype=np.float32), "axes": np.array([2, 3], np.int64)},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def build_engine(

@@ -335,12 +335,12 @@ def test_a_cache_that_is_refused_in_the_log_alone_is_not_taken_for_a_used_one(wo
 def test_a_cache_that_cannot_be_kept_costs_a_warning_and_no_engine(world: Any, tmp_path: Path) -> None:
     from filelock import FileLock
 
-    from trt_engine.backends.tensorrt import timing_cache
+    from trt_engine.backends.tensorrt import build as build_module
 
     build(tmp_path)
     cache = timings(tmp_path)
     before = cache.read_bytes()
-    timing_cache._LOCK_S = 0.05
+    build_module._LOCK_S = 0.05
     with FileLock(f"{cache}.lock"):
         engine = build(tmp_path, out="held.engine", workspace_mib=99)
     assert any("another process held its lock" in text for text in engine.passport.build.warnings)
@@ -352,7 +352,7 @@ def test_a_cache_that_cannot_be_kept_costs_a_warning_and_no_engine(world: Any, t
     def full(path: Path, raw: bytes) -> None:
         raise OSError(28, "No space left on device")
 
-    timing_cache.write_atomic = full
+    build_module.write_atomic = full
     cache.write_bytes(b"")
     engine = build(tmp_path, out="full.engine", workspace_mib=97)
     assert any("was not saved" in text and "the disk is full" in text for text in engine.passport.build.warnings)

@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from patience import HANG_S
 from trt_engine.cli.main import run
 
@@ -26,13 +25,12 @@ QUICK = ["--duration", "0", "--warmup", "0", "--iterations", "12"]
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model, its engine, and a store."""
     folder = tmp_path_factory.mktemp("bench")
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+    save(
+        folder / "m.onnx",
+        [node("Relu", "x", "y")],
+        {"x": (FLOAT, ["batch", 3, 8, 8])},
+        {"y": (FLOAT, ["batch", 3, 8, 8])},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), folder / "m.onnx")
     te.build(folder / "m.onnx", out=folder / "m.engine.onnx", batch=(1, 2, 8), store=te.Store(folder / "store"))
     return folder
 

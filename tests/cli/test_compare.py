@@ -11,11 +11,10 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from patience import HANG_S, until
 from trt_engine.cli.main import run
 
@@ -27,15 +26,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with an engine, one of other weights, and a store."""
     folder = tmp_path_factory.mktemp("compare")
     for name, weight in (("a", 1.0), ("b", 1.25)):
-        graph = helper.make_graph(
-            [helper.make_node("Mul", ["x", "w"], ["y"])],
-            "g",
-            [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 64])],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 64])],
-            [numpy_helper.from_array(np.full(64, weight, np.float32), "w")],
+        save(
+            folder / f"{name}.onnx",
+            [node("Mul", "x w", "y")],
+            {"x": (FLOAT, ["batch", 64])},
+            {"y": (FLOAT, ["batch", 64])},
+            {"w": np.full(64, weight, np.float32)},
         )
-        made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-        onnx.save(made, folder / f"{name}.onnx")
         te.build(
             folder / f"{name}.onnx",
             out=folder / f"{name}.engine.onnx",

@@ -9,8 +9,8 @@ import jsonschema
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from onnx_models import FLOAT, node, save
 from trt_engine.cli.main import run
 
 ROOT = Path(__file__).parents[2]
@@ -19,21 +19,17 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def frozen(tmp_path: Path) -> Path:
     """A model whose batch is one row and that draws random numbers."""
-    graph = helper.make_graph(
+    return save(
+        tmp_path / "net.onnx",
         [
-            helper.make_node("RandomNormalLike", ["x"], ["n"], name="noise"),
-            helper.make_node("Add", ["x", "n"], ["s"], name="sum"),
-            helper.make_node("MatMul", ["s", "w"], ["y"], name="head"),
+            node("RandomNormalLike", "x", "n", name="noise"),
+            node("Add", "x n", "s", name="sum"),
+            node("MatMul", "s w", "y", name="head"),
         ],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 2])],
-        [numpy_helper.from_array(np.ones((3, 2), np.float32), "w")],
+        {"x": (FLOAT, [1, 3])},
+        {"y": (FLOAT, [1, 2])},
+        {"w": np.ones((3, 2), np.float32)},
     )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    path = tmp_path / "net.onnx"
-    onnx.save(model, path)
-    return path
 
 
 def test_the_text_names_each_finding_with_what_to_type(frozen: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,9 @@ from typing import Any
 
 import jsonschema
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
+from onnx_models import FLOAT, node, save
 from programs import load_program
 from trt_engine.cli.main import run
 from trt_engine.cli.verbs_table import VERBS
@@ -91,15 +90,14 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
 @pytest.fixture
 def model(tmp_path: Path) -> str:
     """A model of one product: x (batch x 3) times a 3 x 2 matrix."""
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])],
-        "net",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 2])],
-        [numpy_helper.from_array(np.ones((3, 2), np.float32), "w")],
+    save(
+        tmp_path / "net.onnx",
+        [node("MatMul", "x w", "y")],
+        {"x": (FLOAT, ["batch", 3])},
+        {"y": (FLOAT, ["batch", 2])},
+        {"w": np.ones((3, 2), np.float32)},
+        opset=17,
     )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(made, tmp_path / "net.onnx")
     return "net.onnx"
 
 

@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from onnx_models import FLOAT, node, save
 from trt_engine.cli.main import run
 
 QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "2"]
@@ -20,21 +20,16 @@ QUICK = ["--duration", "100ms", "--warmup", "0", "--max-batch", "2"]
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A detector in shape: images [batch, 3, 8, 8] to boxes [batch, 32, 6]; and a store of the test's own."""
     monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
-    weights = helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0.1 * value for value in range(9)])
-    shape = helper.make_tensor("shape", TensorProto.INT64, [3], [-1, 32, 6])
-    graph = helper.make_graph(
-        [
-            helper.make_node("Conv", ["images", "w"], ["maps"], name="conv"),
-            helper.make_node("Reshape", ["maps", "shape"], ["boxes"], name="flat"),
-        ],
-        "net",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 8, 8])],
-        [helper.make_tensor_value_info("boxes", TensorProto.FLOAT, ["batch", 32, 6])],
-        [weights, shape],
+    return save(
+        tmp_path / "net.onnx",
+        [node("Conv", "images w", "maps", name="conv"), node("Reshape", "maps shape", "boxes", name="flat")],
+        {"images": (FLOAT, ["batch", 3, 8, 8])},
+        {"boxes": (FLOAT, ["batch", 32, 6])},
+        {
+            "w": helper.make_tensor("w", TensorProto.FLOAT, [3, 3, 1, 1], [0.1 * value for value in range(9)]),
+            "shape": helper.make_tensor("shape", TensorProto.INT64, [3], [-1, 32, 6]),
+        },
     )
-    path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:

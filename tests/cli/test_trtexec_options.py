@@ -7,10 +7,9 @@ import re
 from pathlib import Path
 
 import click
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
+from onnx_models import FLOAT, node, save
 from trt_engine.cli.click_app import cli
 from trt_engine.cli.main import run
 from trt_engine.command_line.trtexec_table import (
@@ -44,13 +43,12 @@ VALUES = {
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("trtexec_options")
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["images"], ["y"])],
-        "g",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 8, 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+    save(
+        place / "net.onnx",
+        [node("Relu", "images", "y")],
+        {"images": (FLOAT, ["batch", 3, 8, 8])},
+        {"y": (FLOAT, ["batch", 3, 8, 8])},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), place / "net.onnx")
     return place
 
 

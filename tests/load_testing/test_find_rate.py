@@ -11,8 +11,7 @@ from trt_engine.errors import SpeedError, UsageError
 from trt_engine.records.loadtest import LoadtestRecord
 from trt_engine.units import parse_milliseconds
 from trt_engine.verbs.loadtest.config import LatencyBound, parse_bound
-from trt_engine.verbs.loadtest.load_record import parse_rules, raise_for_gates
-from trt_engine.verbs.loadtest.run import RESOLUTION, find_rate
+from trt_engine.verbs.loadtest.run import RESOLUTION, find_rate, parse_rules, raise_for_gates
 
 RECORD = LoadtestRecord(
     target="http://h", interface="http", model="net", version=None, server="s", loop="open", load="", rate=1.0,

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from trt_engine.graph.load import open_model
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.precision import RangesReport
@@ -24,15 +24,12 @@ def model(tmp_path: Path) -> Path:
         helper.make_node("Cast", ["flag"], ["f"], to=TensorProto.FLOAT),
         helper.make_node("Add", ["m", "f"], ["y"]),
     ]
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        nodes, "g",
-        [info("k", TensorProto.FLOAT, []), info("x", TensorProto.FLOAT, ["n", 4]), info("flag", TensorProto.BOOL, [])],
-        [info("y", TensorProto.FLOAT, ["n", 4])],
-    )  # fmt: skip
-    path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
-    return path
+    return save(
+        tmp_path / "m.onnx",
+        nodes,
+        {"k": (FLOAT, []), "x": (FLOAT, ["n", 4]), "flag": (TensorProto.BOOL, [])},
+        {"y": (FLOAT, ["n", 4])},
+    )
 
 
 def feeds(number: float = 3.0, rows: int = 1) -> dict[str, np.ndarray]:
@@ -75,27 +72,21 @@ def test_cast_and_its_automatic_choice_take_a_scalar_from_a_file(model: Path, tm
 
 
 def test_a_table_of_a_size_of_its_own_goes_with_the_rows_of_its_file(tmp_path: Path) -> None:
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "table"], ["y"])], "g",
-        [info("x", TensorProto.FLOAT, ["n", 4]), info("table", TensorProto.FLOAT, [4, 3])],
-        [info("y", TensorProto.FLOAT, ["n", 3])],
-    )  # fmt: skip
     path = tmp_path / "table.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    save(
+        path,
+        [node("MatMul", "x table", "y")],
+        {"x": (FLOAT, ["n", 4]), "table": (FLOAT, [4, 3])},
+        {"y": (FLOAT, ["n", 3])},
+    )
     np.savez(tmp_path / "d.npz", x=np.ones((7, 4), np.float32), table=np.ones((4, 3), np.float32))
     report = te.ranges(path, tmp_path / "d.npz")
     assert (report.rows, largest(report)) == (7, 4.0)
 
 
 def test_a_model_of_one_scalar_takes_npy_raw_and_numbers(tmp_path: Path) -> None:
-    info = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Exp", ["k"], ["y"])], "g",
-        [info("k", TensorProto.FLOAT, [])], [info("y", TensorProto.FLOAT, [])],
-    )  # fmt: skip
     path = tmp_path / "one.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
+    save(path, [node("Exp", "k", "y")], {"k": (FLOAT, [])}, {"y": (FLOAT, [])})
     np.save(tmp_path / "k.npy", np.float32(2))
     np.array(2, np.float32).tofile(tmp_path / "k.bin")
     for data in (tmp_path / "k.npy", tmp_path / "k.bin", [2.0], [np.float32(2)]):
@@ -104,13 +95,14 @@ def test_a_model_of_one_scalar_takes_npy_raw_and_numbers(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["int2", "uint2", "int4", "bfloat16", "float8_e4m3fn", "float8_e5m2fnuz"])
 def test_data_of_a_type_numpy_lacks_is_observed(tmp_path: Path, kind: str) -> None:
-    info = helper.make_tensor_value_info
     number = {"int2": 26, "uint2": 25, "int4": 22, "bfloat16": 16, "float8_e4m3fn": 17, "float8_e5m2fnuz": 20}[kind]
-    graph = helper.make_graph(
-        [helper.make_node("Cast", ["x"], ["f"], to=1), helper.make_node("Add", ["f", "f"], ["y"])], "g",
-        [info("x", number, ["n", 3])], [info("y", TensorProto.FLOAT, ["n", 3])],
-    )  # fmt: skip
     path = tmp_path / "m.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10), path)
+    save(
+        path,
+        [node("Cast", "x", "f", to=1), node("Add", "f f", "y")],
+        {"x": (number, ["n", 3])},
+        {"y": (FLOAT, ["n", 3])},
+        opset=25,
+    )
     report = te.ranges(path, [{"x": np.array([[1, 0, 1]], getattr(ml_dtypes, kind))}])
     assert largest(report) == 2.0

@@ -13,6 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from small_nets import convnet, images, save
 
+from onnx_models import FLOAT, node
 from trt_engine.cli.main import run
 from trt_engine.errors import UsageError
 from trt_engine.precision.tensor_ranges import ranges
@@ -36,14 +37,14 @@ def test_a_model_whose_layers_stand_in_a_branch_is_not_cleared(
         name: helper.make_graph([helper.make_node(op, ["x"], ["y"])], name, [], y)
         for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
     }
-    graph = helper.make_graph(
-        [helper.make_node("If", ["yes"], ["z"], **branches)], "branches",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 4])],
-        [helper.make_tensor_value_info("z", TensorProto.FLOAT, [2, 4])],
-        [numpy_helper.from_array(np.array(True), "yes")],
-    )  # fmt: skip
     path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    save(
+        path,
+        [node("If", "yes", "z", **branches)],
+        {"x": (FLOAT, [2, 4])},
+        {"z": (FLOAT, [2, 4])},
+        {"yes": np.array(True)},
+    )
     assert run(["ranges", str(path)]) == 0
     assert "not known: FP16 holds the tensors that were seen" in capsys.readouterr().out
 

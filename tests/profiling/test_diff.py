@@ -8,13 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from trt_engine.errors import EngineError, TrtEngineError, UsageError
 from trt_engine.profiling.engine_structure import Structure, StructureLayer
 from trt_engine.records.compare import EngineDiff, LayerChange
@@ -156,21 +156,18 @@ def test_times_of_another_engine_are_refused(write: Write) -> None:
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     """x -> Sigmoid, Mul (x sigmoid(x), which ONNX Runtime fuses) -> MatMul."""
-    weight = helper.make_tensor("w", TensorProto.FLOAT, (8, 8), [0.5] * 64)
-    graph = helper.make_graph(
+    return save(
+        tmp_path / "net.onnx",
         [
-            helper.make_node("Sigmoid", ["x"], ["s"], "/act/Sigmoid"),
-            helper.make_node("Mul", ["x", "s"], ["m"], "/act/Mul"),
-            helper.make_node("MatMul", ["m", "w"], ["y"], "/fc/MatMul"),
+            node("Sigmoid", "x", "s", name="/act/Sigmoid"),
+            node("Mul", "x s", "m", name="/act/Mul"),
+            node("MatMul", "m w", "y", name="/fc/MatMul"),
         ],
-        "g",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 8])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 8])],
-        [weight],
+        {"x": (FLOAT, ["n", 8])},
+        {"y": (FLOAT, ["n", 8])},
+        {"w": helper.make_tensor("w", TensorProto.FLOAT, (8, 8), [0.5] * 64)},
+        opset=18,
     )
-    path = tmp_path / "net.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
-    return path
 
 
 def test_an_engine_of_onnxruntime_is_held_against_its_model(model: Path, tmp_path: Path) -> None:

@@ -19,9 +19,9 @@ pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: `pip 
 import trt_engine as te
 from trt_engine.backends.tensorrt import configure, onnx_parser
 from trt_engine.backends.tensorrt.binding import TENSORRT_RTX, lifecycle_lock
+from trt_engine.backends.tensorrt.build import TimingCache
 from trt_engine.backends.tensorrt.build_progress import BuildProgress
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
-from trt_engine.backends.tensorrt.timing_cache import TimingCache
 from trt_engine.config.build import BuildConfig
 from trt_engine.errors import ModelError, ProfileError, SetupError, TrtEngineError, UsageError
 from trt_engine.graph.load import open_model

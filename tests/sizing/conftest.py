@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import onnx
 import pytest
 from onnx import TensorProto, helper
+
+from onnx_models import FLOAT, node, save
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -22,19 +23,15 @@ def make_model(tmp_path: Path) -> MakeModel:
     def make(
         name: str = "net.onnx", *, batch: int | str = "batch", height: int | str = 8, width: int | str = 8
     ) -> Path:
-        weights = helper.make_tensor("w", TensorProto.FLOAT, [4, 3, 1, 1], [0.1 * value for value in range(12)])
-        graph = helper.make_graph(
-            [helper.make_node("Conv", ["images", "w"], ["maps"], name="conv")],
-            "net",
-            [helper.make_tensor_value_info("images", TensorProto.FLOAT, [batch, 3, height, width])],
-            [helper.make_tensor_value_info("maps", TensorProto.FLOAT, [batch, 4, height, width])],
-            [weights],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        onnx.save(model, path)
-        return path
+        return save(
+            path,
+            [node("Conv", "images w", "maps", name="conv")],
+            {"images": (FLOAT, [batch, 3, height, width])},
+            {"maps": (FLOAT, [batch, 4, height, width])},
+            {"w": helper.make_tensor("w", TensorProto.FLOAT, [4, 3, 1, 1], [0.1 * value for value in range(12)])},
+        )
 
     return make
 

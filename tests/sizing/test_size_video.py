@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-import onnx
 from onnx import TensorProto, helper
 
+from onnx_models import FLOAT, node, save
 from trt_engine.records.size import SizeReport
 from trt_engine.reporting.results import result_text as summary_text
 from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT
@@ -22,16 +22,13 @@ def sized(model: Path, out: Path, **values: Any) -> SizeReport:
 
 def classifier(path: Path, image: list[int | str]) -> Path:
     """[batch, ...] to [batch, channels]: the mean of each channel."""
-    axes = helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])
-    graph = helper.make_graph(
-        [helper.make_node("ReduceMean", ["images", "axes"], ["scores"], keepdims=0)],
-        "means",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", *image])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", image[0]])],
-        [axes],
+    return save(
+        path,
+        [node("ReduceMean", "images axes", "scores", keepdims=0)],
+        {"images": (FLOAT, ["batch", *image])},
+        {"scores": (FLOAT, ["batch", image[0]])},
+        {"axes": helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 def test_the_block_for_nvinfer_is_of_the_engine_that_was_measured_and_of_what_the_model_declares(
@@ -57,14 +54,8 @@ def test_what_is_not_known_of_the_keys_is_said_wherever_they_are_shown(make_mode
 
 
 def test_the_count_of_a_model_without_pictures_says_what_a_stream_is_then(tmp_path: Path) -> None:
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "tokens",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 7])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 7])],
-    )
     path = tmp_path / "tokens.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    save(path, [node("Relu", "x", "y")], {"x": (FLOAT, ["batch", 7])}, {"y": (FLOAT, ["batch", 7])})
     report = sized(path, tmp_path / "out")
     assert report.nvinfer == {} and NO_IMAGE_INPUT in report.notes
     assert NO_IMAGE_INPUT in summary_text(report) and "[property]" not in summary_text(report)

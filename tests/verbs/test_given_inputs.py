@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
 
 import onnx_models as models
 import trt_engine as te
+from onnx_models import FLOAT, INT64, node, save
 from trt_engine.cli.main import run
 from trt_engine.config.settings import settings
 from trt_engine.errors import FeedError, ProfileError
@@ -25,35 +24,29 @@ RUN_A_MODEL = (
 @pytest.fixture
 def recogniser(tmp_path: Path) -> Path:
     """A model with a state and a rate; it runs at the rate 16000 alone, and nothing in its graph says so."""
-    made = helper.make_graph(
+    return save(
+        tmp_path / "recogniser.onnx",
         [
-            helper.make_node("Div", ["rate", "k"], ["quotient"]),
-            helper.make_node("Sub", ["quotient", "two"], ["index"]),
-            helper.make_node("Gather", ["scales", "index"], ["scale"]),
-            helper.make_node("MatMul", ["x", "w"], ["h"]),
-            helper.make_node("Mul", ["h", "scale"], ["scaled"]),
-            helper.make_node("Transpose", ["state"], ["rows"], perm=[1, 0, 2]),
-            helper.make_node("ReduceSum", ["rows", "axes"], ["summed"], keepdims=0),
-            helper.make_node("Add", ["scaled", "summed"], ["y"]),
+            node("Div", "rate k", "quotient"),
+            node("Sub", "quotient two", "index"),
+            node("Gather", "scales index", "scale"),
+            node("MatMul", "x w", "h"),
+            node("Mul", "h scale", "scaled"),
+            node("Transpose", "state", "rows", perm=[1, 0, 2]),
+            node("ReduceSum", "rows axes", "summed", keepdims=0),
+            node("Add", "scaled summed", "y"),
         ],
-        "recogniser",
-        [
-            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 16]),
-            helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, "batch", 16]),
-            helper.make_tensor_value_info("rate", TensorProto.INT64, []),
-        ],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 16])],
-        [
-            numpy_helper.from_array(np.array(8000), "k"),
-            numpy_helper.from_array(np.array(2), "two"),
-            numpy_helper.from_array(np.array([1], np.int64), "axes"),
-            numpy_helper.from_array(np.array([0.5], np.float32), "scales"),
-            numpy_helper.from_array(np.random.default_rng(0).standard_normal((16, 16), np.float32), "w"),
-        ],
+        {"x": (FLOAT, ["batch", 16]), "state": (FLOAT, [2, "batch", 16]), "rate": (INT64, [])},
+        {"y": (FLOAT, ["batch", 16])},
+        {
+            "k": np.array(8000),
+            "two": np.array(2),
+            "axes": np.array([1], np.int64),
+            "scales": np.array([0.5], np.float32),
+            "w": np.random.default_rng(0).standard_normal((16, 16), np.float32),
+        },
+        opset=17,
     )
-    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    onnx.save(model, tmp_path / "recogniser.onnx")
-    return tmp_path / "recogniser.onnx"
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from trt_engine.records.base import Finding
 from trt_engine.records.lint import LintReport
 from trt_engine.trt.parser_messages import ParserError
 from trt_engine.verbs.lint import parser as parser_lint
-from trt_engine.verbs.lint import reduce_model
+from trt_engine.verbs.lint import run as lint_run
 from trt_engine.workers.process import ChildProcess, spawn_worker
 
 DIGITS = Path(__file__).parents[2] / "examples/digits/model.onnx"
@@ -56,7 +56,7 @@ def shared(child: ParserProcess, monkeypatch: pytest.MonkeyPatch) -> ParserProce
         def __exit__(self, *_: object) -> None:
             pass
 
-    for module in (parser_lint, reduce_model):
+    for module in (parser_lint, lint_run):
         monkeypatch.setattr(module, "ParserProcess", Kept)
     return child
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
+from onnx_models import FLOAT, save
 from trt_engine.errors import MemoryExhausted, TrtEngineError
 from trt_engine.verbs.cast import run as verb
 
@@ -19,13 +19,7 @@ def _scaled(path: Path, factor: float, shape: list[Any]) -> Path:
     nodes = [helper.make_node(op, [name, "k"], [made]) for op, name, made in
              (("Mul", "x", "a"), ("Mul", "a", "k2"), ("Div", "k2", "c"), ("Div", "c", "y"))]  # fmt: skip
     nodes[1].output[0], nodes[2].input[0] = "b", "b"
-    graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)],
-        [numpy_helper.from_array(np.float32(factor), "k")],
-    )  # fmt: skip
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
-    return path
+    return save(path, nodes, {"x": (FLOAT, shape)}, {"y": (FLOAT, shape)}, {"k": np.float32(factor)}, opset=17)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
 from onnx import TensorProto, helper
 
@@ -13,6 +12,7 @@ pytest.importorskip("av", reason="PyAV decodes clips")
 pytest.importorskip("PIL", reason="frames are pillow's images")
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.video.pipeline import CropStage, FramePipeline, FrameResult, crop_boxes
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
@@ -23,15 +23,13 @@ COLOURS = ("red", "green", "blue")
 
 def write_classifier(path: Path) -> Path:
     """Names the strongest colour of a crop: the mean of each channel."""
-    axes = helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])
-    graph = helper.make_graph(
-        [helper.make_node("ReduceMean", ["images", "axes"], ["scores"], keepdims=0)],
-        "means",
-        [helper.make_tensor_value_info("images", TensorProto.FLOAT, ["batch", 3, 32, 32])],
-        [helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 3])],
-        [axes],
+    save(
+        path,
+        [node("ReduceMean", "images axes", "scores", keepdims=0)],
+        {"images": (FLOAT, ["batch", 3, 32, 32])},
+        {"scores": (FLOAT, ["batch", 3])},
+        {"axes": helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])},
     )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
     declare(path, Vision(Preprocess((32, 32), resize="stretch"), Postprocess("classify", classes=COLOURS)), path)
     return path
 

@@ -12,7 +12,7 @@ from trt_engine.errors import ModelError
 from trt_engine.graph import operator_support, operators
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.dtype_breakdown import compute_layers, count_parameters, shares_by_dtype
-from trt_engine.graph.lint_rules import dtype_rules, graph_rules, operator_rules, shape_rules
+from trt_engine.graph.lint_rules import dtype_rules, graph_rules, shape_rules
 from trt_engine.graph.lint_rules.model_view import ModelView, Rule, analyse, image_input, sort_findings, warning
 from trt_engine.graph.lint_rules.shape_rules import nonconforming_nodes
 from trt_engine.graph.load import OpenedModel
@@ -185,22 +185,22 @@ _NOT_FOR: dict[Target, frozenset[str]] = {
 _ONNXRUNTIME_ERRORS = frozenset("opset-beyond-onnxruntime ir-beyond-onnxruntime tensorrt-only-operator".split())
 """Warnings that become errors for the target ONNX Runtime."""
 _MODEL_RULES: tuple[Rule, ...] = (
-    operator_rules.check_unknown_operators,
-    operator_rules.check_tensorrt_only,
-    operator_rules.check_optimised_graph,
-    operator_rules.check_onnxruntime_version,
-    operator_rules.check_deformable_attention,
+    graph_rules.check_unknown_operators,
+    graph_rules.check_tensorrt_only,
+    graph_rules.check_optimised_graph,
+    graph_rules.check_onnxruntime_version,
+    graph_rules.check_deformable_attention,
     dtype_rules.check_mask_path,
     shape_rules.check_open_sizes,
     shape_rules.check_batch,
-    operator_rules.check_nms,
-    operator_rules.check_control_flow,
-    operator_rules.check_training_mode,
+    graph_rules.check_nms,
+    graph_rules.check_control_flow,
+    graph_rules.check_training_mode,
     dtype_rules.check_dtypes,
     dtype_rules.check_int64,
     shape_rules.check_output_ranks,
-    operator_rules.check_attention,
-    operator_rules.check_external_data,
+    graph_rules.check_attention,
+    graph_rules.check_external_data,
     dtype_rules.check_fp16_range,
 )
 """Rules of `inspect` for known problems of a model, each with its meaning and a remedy; codes are stable."""

@@ -10,10 +10,11 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
-from onnx import helper, numpy_helper
+from onnx import helper
 
 import onnx_models as models
 import trt_engine as te
+from onnx_models import save
 from trt_engine.backends.onnxruntime import optimizer_trial
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.engine import Engine
@@ -298,15 +299,7 @@ def _half_transposed_matmul(path: Path, middle: str) -> Path:
     elif middle == "Identity":
         nodes += [helper.make_node("Identity", ["t"], ["t2"])]
     nodes += [helper.make_node("MatMul", ["t" if middle == "none" else "t2", "w"], ["y"])]
-    graph = helper.make_graph(
-        nodes,
-        "g",
-        [helper.make_tensor_value_info("x", 10, [5, 2, 8])],
-        [helper.make_tensor_value_info("y", 10, None)],
-        [numpy_helper.from_array(np.ones((8, 4), np.float16), "w")],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
-    return path
+    return save(path, nodes, {"x": (10, [5, 2, 8])}, {"y": (10, None)}, {"w": np.ones((8, 4), np.float16)}, opset=17)
 
 
 @pytest.mark.parametrize("middle", ["none", "Cast", "Identity"])
