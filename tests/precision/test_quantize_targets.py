@@ -515,6 +515,7 @@ def test_the_file_and_the_report_name_the_target_and_metadata_stays(tmp_path: Pa
     assert {item.key: item.value for item in made.metadata_props} == {"names": "a,b", METADATA_KEY: CPU}
     assert [item.key for item in onnx.load(tmp_path / "e.onnx").metadata_props] == ["names"], "nothing is placed there"
     assert report.target == CPU and report.method == "rtn"
+    assert list(made.graph.input) == list(model.graph.input) and list(made.graph.output) == list(model.graph.output)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from trt_engine.records.parity import Channel, OutputError
 
 Array = npt.NDArray[Any]
 
-NOT_COMPARABLE = OutputError(math.inf, math.inf, math.inf, 0.0, math.inf, math.inf)
+NOT_COMPARABLE = OutputError(math.inf, math.inf, math.inf, 0.0, math.inf, math.inf, 1.0)
 _EQUAL = OutputError(0.0, 0.0, 0.0, 1.0, 0.0, 0.0)
 _SCALE_GAP = 8.0
 """Channels whose scales are further apart than this measure different things (boxes, scores)."""
@@ -68,17 +68,19 @@ def compare_output(
     apart = np.where(np.abs(apart) < flushed, 0.0, apart)  # libraries differ in whether they keep denormal numbers
     raw, apart = np.abs(apart), np.where(np.abs(apart) <= floor, 0.0, apart)
     worst, largest = float(np.abs(apart).max()), float(np.abs(want).max())
+    deviation = max(float(want.std()), _MIN_STD * largest)
     whole = OutputError(
         max_abs=float(raw.max()),
         mean_abs=float(raw.sum() / max(1, want.size - int(odd.sum()))),
         max_rel=_safe_ratio(worst, largest),
         cosine=_cosine(want + apart, want),
         rms_rel=_safe_ratio(_rms(apart), largest),
-        noise=0.0 if exact else _safe_ratio(_rms(apart), max(float(want.std()), _MIN_STD * largest)),
+        noise=0.0 if exact else _safe_ratio(_rms(apart), deviation),
+        far_share=float(np.mean(np.abs(apart) > deviation / 2)),
     )
     if exact:  # numbers of classes and places have no scale: the share that is another counts
         other = float(np.mean(apart != 0))
-        return OutputError(whole.max_abs, whole.mean_abs, whole.max_rel, whole.cosine, min(other, whole.max_rel), 0.0)
+        return replace(whole, rms_rel=min(other, whole.max_rel))
     if not worst or want.ndim < 2 or not largest:
         return whole
     return _channel_errors(whole, apart, want, largest, least, rounding, rows=rows)
@@ -96,6 +98,7 @@ def worst_errors(errors: Sequence[OutputError], weights: Sequence[int]) -> Outpu
         cosine=min(item.cosine for item in errors),
         rms_rel=max(_nan_to_inf(item.rms_rel) for item in errors),
         noise=_nan_to_inf(by_noise.noise),
+        far_share=float(np.average([item.far_share for item in errors], weights=weights)),
         std_ratio=by_variation.std_ratio,
         channel=by_scale.channel,
         noise_channel=by_noise.noise_channel,

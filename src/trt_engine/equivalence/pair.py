@@ -189,7 +189,7 @@ class EquivalenceChecker:
 
     def _other_size_feeds(self, first: Mapping[str, Shape]) -> Iterator[dict[str, Array]]:
         """Feeds at other sizes: all dynamic sizes changed, then the batch only, then the others only."""
-        sizes = self._symbol_sizes(first)
+        sizes = {_key(spec, axis): first[spec.name][axis] for spec in self._signature.inputs for axis in spec.dynamic}
         batches = {key for spec in self._signature.inputs for key in self._batch_key(spec)}
         others = [key for key in sizes if key not in batches]
         moved = [{key: sizes[key] + 1 for key in batches}] if batches else []
@@ -213,11 +213,6 @@ class EquivalenceChecker:
 
     def _batch_key(self, spec: TensorSpec) -> list[str]:
         return [_key(spec, axis) for axis in self._signature.batch_axes(spec)]
-
-    def _symbol_sizes(self, shapes: Mapping[str, Shape]) -> dict[str, int]:
-        return {
-            _key(spec, axis): shapes[spec.name][axis] for spec in self._signature.inputs for axis in spec.dynamic
-        }  # fmt: skip
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> dict[str, Shape]:
         return {

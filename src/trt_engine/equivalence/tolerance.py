@@ -19,11 +19,22 @@ from trt_engine.records.parity import Channel, OutputError, ParityLimits
 
 MAX_NOISE = 0.5
 """Noise over signal of a channel from which it is lost: 0.48 is a cosine of 0.9, 1 the channel replaced by its mean."""
+_MAX_FAR_SHARE = 0.03
+"""Values far off from which an output is lost: of Gaussian noise 0.23 of the signal; of classes, one in 33 is another."""
 DEAD_STD_RATIO = 0.1
 """Share left of a channel's variation below which it is dead, in every format."""
 ROUNDING = 2.0**-21
 """Difference over the range of a bounded function (Sigmoid) that its FP32 kernels have at most: 8 units of roundoff. In FP16
 it is 8 steps of the smallest numbers too."""
+
+
+def lost_text(error: OutputError) -> str | None:
+    """What makes an output of a quantised model no longer that of the model, in words; None where it is."""
+    if not (error.noise or 0.0) <= MAX_NOISE:
+        return f"{error.noise_channel or 'the output'} differs by {error.noise:.2g} of its variation"
+    if not error.far_share <= _MAX_FAR_SHARE:
+        return f"{100 * error.far_share:.2g} % of its values differ by over half of its standard deviation"
+    return None
 
 
 @dataclass(frozen=True, slots=True)

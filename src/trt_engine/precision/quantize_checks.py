@@ -22,7 +22,7 @@ from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.backends.onnxruntime.ort_values import run_arrays
 from trt_engine.config.precision import QuantizeConfig
-from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.output_error import compare_output, worst_errors
 from trt_engine.equivalence.parity import open_with_outputs
 from trt_engine.equivalence.random_inputs import random_inputs
 from trt_engine.equivalence.sorted_outputs import comparable_tensors
@@ -220,22 +220,27 @@ class ParityCheck:
         self.result: QuantizedParity | None = None
         self._tensors = comparable_tensors(model.proto)
         self._feeds, self._feeds_source = self._make_feeds(samples)
-        self._expected: dict[str, Array] | None = None
+        self._expected: list[dict[str, Array]] = []
 
-    def _make_feeds(self, samples: Samples | None) -> tuple[dict[str, Array] | None, str]:
+    def _make_feeds(self, samples: Samples | None) -> tuple[list[dict[str, Array]], str]:
         if samples is not None and samples.repeatable:
-            batch = next(iter(samples), None)
-            if batch is not None:
-                return batch.feeds, f"{batch.rows} rows of {samples.description}"
+            rows, batches = 0, list[dict[str, Array]]()
+            for batch in samples:
+                batches.append(batch.feeds)
+                rows += batch.rows
+                if rows >= _ROWS:
+                    break
+            if batches:
+                return batches, f"{rows} rows of {samples.description}"
         signature = self.model.signature
         try:
             given = read_values(self._inputs, signature)
             shapes = complete_shapes(signature, random_shapes(signature, _ROWS, self._shapes, given), given)
             feeds = random_inputs(self.model.path, set_values(signature, given), shapes, values=given)
-            return feeds, describe_inputs(signature, self._inputs, given, "seeded random, seed 0")
+            return [feeds], describe_inputs(signature, self._inputs, given, "seeded random, seed 0")
         except (UsageError, ModelError) as error:
             log.info("no comparison with the model as it was: %s", error.message)
-            return None, ""
+            return [], ""
 
     def measure(self, path: Path, on: Literal["kernels", "emulation"], level: str) -> None:
         """Run both models; detects a broken graph, not task accuracy.
@@ -243,12 +248,14 @@ class ParityCheck:
         Raises `AccuracyError` for a channel that is constant. The `TrtEngineError` of a model that does not run is raised as
         it is.
         """
-        if self._feeds is None:
+        if not self._feeds:
             return
-        if self._expected is None:
-            self._expected = self._run(self.model.path, "none")
-        got = self._run(path, level)
-        errors = {name: compare_output(got[name], wanted) for name, wanted in self._expected.items()}
+        self._expected = self._expected or self._run(self.model.path, "none")
+        got, errors = self._run(path, level), dict[str, OutputError]()
+        for name in self._tensors:
+            ours, theirs = (_joined([batch[name] for batch in batches]) for batches in (got, self._expected))
+            pairs = [compare_output(one, other) for one, other in zip(ours, theirs, strict=True)]
+            errors[name] = worst_errors(pairs, [1] * len(pairs))
         self.result = QuantizedParity(errors, self._feeds_source, on)
         for name, error in errors.items():
             if error.std_ratio < DEAD_STD_RATIO:
@@ -259,13 +266,19 @@ class ParityCheck:
                     "`trt-engine search` finds them; `--no-parity` writes the model all the same",
                 )
 
-    def _run(self, path: Path, level: str) -> dict[str, Array]:
-        assert self._feeds is not None  # `measure` returns before
-        loaded = open_with_outputs(path, self._tensors, level)
+    def _run(self, path: Path, level: str) -> list[dict[str, Array]]:
+        names, loaded = self._tensors, open_with_outputs(path, self._tensors, level)
         try:
-            return dict(zip(self._tensors, run_arrays(loaded, self._tensors, self._feeds), strict=True))
+            return [dict(zip(names, run_arrays(loaded, names, feeds), strict=True)) for feeds in self._feeds]
         except session.ERRORS as error:
             raise session.translate_run_error(error) from error
+
+
+def _joined(batches: list[Array]) -> list[Array]:
+    """The batches of one output as one: a channel may be constant in a single row. Of other sizes each stays as it is."""
+    if batches[0].ndim and len({batch.shape[1:] for batch in batches}) == 1:
+        return [np.concatenate(batches)]
+    return batches
 
 
 def random_shapes(

@@ -23,7 +23,7 @@ from trt_engine.atomic_io import staging_folder
 from trt_engine.config.precision import QUANTIZED_PRECISIONS, CastConfig, QuantizeConfig
 from trt_engine.config.settings import replace_values
 from trt_engine.environment import Environment
-from trt_engine.equivalence.tolerance import MAX_NOISE
+from trt_engine.equivalence.tolerance import lost_text
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.format import join_names
 from trt_engine.graph import stored_tensors, walk
@@ -218,10 +218,9 @@ class _QuantizeJob:
                 assert isinstance(before, CpuQdqWriter) and isinstance(writer, CpuQdqWriter)
                 ranges = {name: before.range_of(name) for name in writer.range_tensors}
         for name, error in (measured.outputs if measured is not None else {}).items():
-            if not (error.noise or 0.0) <= MAX_NOISE:
+            if why := lost_text(error):
                 self._warn(
-                    f"`{name}` no longer matches the model: {error.noise_channel or 'the output'} differs by "
-                    f"{error.noise:.2g} of its variation; `trt-engine search` finds the layers to leave out"
+                    f"`{name}` no longer matches the model: {why}; `trt-engine search` finds the layers to leave out"
                 )
         return self._make_report(walk.opsets_of(proto)[""], writer.quantized_nodes, files, measured, proto)
 

@@ -105,7 +105,6 @@ class BundleReport(RichDisplay):
 
     meta: str
     """Path of the meta file."""
-    meta_digest: str
     name: str
     version: str
     """Version of the whole bundle: it changes with any model, setting, builder or connection."""

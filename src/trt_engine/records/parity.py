@@ -44,6 +44,8 @@ class OutputError:
     """RMS difference over scale, of the worst channel; None in old records."""
     noise: float | None = None
     """RMS difference over the reference's standard deviation, of the worst channel."""
+    far_share: float = 0.0
+    """Share of the values that differ by more than half of the standard deviation of the whole output."""
     std_ratio: float = 1.0
     """Standard deviation over that of the reference, of the worst channel; 0 where it became a constant."""
     channel: Channel | None = None
@@ -60,7 +62,8 @@ class OutputError:
     def rms_text(self) -> str:
         """The figures over all of the worst channel, in words."""
         noise = "" if self.noise is None else f", noise {self.noise:.2g} of the signal"
-        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}"
+        far = f", {self.far_share:.2g} of the values far off" if self.far_share else ""
+        return "" if self.rms_rel is None else f"RMS {self.rms_rel:.2g}{noise}{far}"
 
     @property
     def summary(self) -> str:

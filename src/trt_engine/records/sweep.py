@@ -16,7 +16,6 @@ from trt_engine.records.base import StepTime
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import EvaluateReport
 from trt_engine.records.parity import Parity
-from trt_engine.records.percentiles import Summary
 from trt_engine.records.profile import ProfileReport
 
 _FLOATS = ("fp32", "tf32", "fp16", "bf16", "as-is")
@@ -173,7 +172,8 @@ class RunPlan(RichDisplay):
 def quantized_slowdowns(results: Iterable[CellResult]) -> Iterator[str]:
     """A sentence for each quantised cell that is slower than the FP32 cell of its model, backend, device and batch; both
     measured, stable and by the same rules."""
-    timed = [(cell, times.median) for cell in results if (times := _median_times(cell)) is not None]
+    done = [(cell, cell.bench) for cell in results if cell.state == "done" and cell.bench and cell.bench.stable]
+    timed = [(cell, times.median) for cell, bench in done if (times := bench.compute_summary()) is not None]
     for cell, ms in timed:
         if cell.spec.precision in _FLOATS:
             continue
@@ -186,12 +186,6 @@ def quantized_slowdowns(results: Iterable[CellResult]) -> Iterator[str]:
                 why = f": {cell.not_fused}" if cell.not_fused else ""
                 yield f"`{cell.spec.label}` is {100 * (ms / plain_ms - 1):.0f} % slower than `{plain.spec.label}`{why}"
                 break
-
-
-def _median_times(cell: CellResult) -> Summary | None:
-    return (
-        cell.bench.compute_summary() if cell.state == "done" and cell.bench is not None and cell.bench.stable else None
-    )
 
 
 def _comparison_key(cell: CellResult) -> tuple[Any, ...]:

@@ -161,7 +161,7 @@ def parse(text: str | Sequence[str], name: str = "log") -> TrtexecLog:
         producer="TensorRT"
         if other
         else "trtexec"
-        if marks or any(line.severity or _is_startup_failure(line) for line in lines)
+        if marks or any(line.severity or _NO_START.match(line.text) for line in lines)
         else None,
         status="failed",
         perf_warnings=tuple(label for label, _ in _PERFORMANCE_WARNINGS if label in perf),
@@ -290,6 +290,8 @@ _LOADER = re.compile(
     r"^(?:\S*/)?trtexec: (?:error while loading shared libraries|symbol lookup error|\S+: version `\S+' not found)"
 )
 """The dynamic loader ended the program before its banner."""
+_NO_START = re.compile(rf"{_LOADER.pattern}|Cuda failure|Cannot find any available devices")
+"""Lines without severity that only a program that failed to start prints."""
 _BARE_ERROR = re.compile(
     rf"{_LOADER.pattern}|^(?:Cuda failure|Cannot find (?:any available devices|device ID)|Assertion fail|terminate called"
     r"|Killed|Could not load library|Uncaught exception|\s+what\(\):  |\[\d+\] |(?:\S+ )?Error Code:? \d+: )"
@@ -303,13 +305,6 @@ def _diagnostic_lines(lines: Iterable[LogLine]) -> Iterator[str]:
     """The lines to search for causes: without help texts and plugin output."""
     for line in lines:
         yield f"[{line.severity or ('E' if _BARE_ERROR.search(line.text) else 'V')}] {line.text}"
-
-
-def _is_startup_failure(line: LogLine) -> bool:
-    """True for a final line that only a program that failed to start prints."""
-    return not line.severity and bool(
-        _LOADER.match(line.text) or line.text.startswith(("Cuda failure", "Cannot find any available devices"))
-    )
 
 
 def _format_exit(exit_code: int) -> str:

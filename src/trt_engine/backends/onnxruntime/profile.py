@@ -94,7 +94,8 @@ def profile(
             f"ONNX Runtime's trace of `{engine.path.name}` contains no run",
             hint="profile again; `-v` shows its log",
         )
-    if _overlaps([event for event, _ in kept[-1]]):
+    last = [event for event, _ in kept[-1]]
+    if any(one.thread != other.thread and other.start_us < one.end_us for one, other in itertools.pairwise(last)):
         notes.append("nodes ran in parallel on several threads: their times add up to more than an inference")
     on_gpu = any(event.provider and not event.provider.startswith("CPU") for event, _ in kept[0])
     if on_gpu:
@@ -289,13 +290,6 @@ def _self_times(events: Sequence[TraceEvent]) -> list[tuple[TraceEvent, float]]:
             own[stack[-1]] -= event.us
         stack.append(index)
     return [(event, max(0.0, us)) for event, us in zip(events, own, strict=True)]
-
-
-def _overlaps(events: Sequence[TraceEvent]) -> bool:
-    """Whether two nodes of different threads ran at the same time."""
-    return any(
-        before.thread != event.thread and event.start_us < before.end_us for before, event in itertools.pairwise(events)
-    )
 
 
 # ------------------------------------------------------------------------------------------------ the rows

@@ -360,7 +360,6 @@ class BundleRun:
         stated = [*self.warnings, *(f"{item.name}: {text}" for item in made for text in item.warnings)]
         return BundleReport(
             meta=str(plan.meta.path),
-            meta_digest=plan.meta.digest,
             name=plan.meta.name,
             version=plan.version,
             model_version=plan.meta.version,

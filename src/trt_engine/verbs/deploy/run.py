@@ -63,7 +63,9 @@ def deploy(
     with contextlib.nullcontext() if dry_run else _staging(goal) as staging:
         job = DeployJob(sources, opened, made, goal, staging)
         written = chosen.load_writer()(job)
-        _refuse_existing(goal, job.files, overwrite)
+        for entry in sorted({name.partition("/")[0] for name in job.files}):
+            if not overwrite and os.path.lexists(goal / entry):
+                raise UsageError(f"`{goal / entry}` exists", hint="`--overwrite` replaces it, or name another folder")
         if staging is not None:
             _install(staging, goal)
     return DeployReport(
@@ -96,17 +98,6 @@ def _staging(goal: Path) -> Iterator[Path]:
         content = folder / "content"
         content.mkdir()
         yield content
-
-
-def _entries(files: dict[str, int]) -> list[str]:
-    """First parts of the paths: what appears in the folder, each as a whole."""
-    return sorted({name.partition("/")[0] for name in files})
-
-
-def _refuse_existing(goal: Path, files: dict[str, int], overwrite: bool) -> None:
-    for entry in _entries(files):
-        if not overwrite and os.path.lexists(goal / entry):
-            raise UsageError(f"`{goal / entry}` exists", hint="`--overwrite` replaces it, or name another folder")
 
 
 @all_or_nothing()

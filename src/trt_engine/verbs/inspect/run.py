@@ -101,7 +101,9 @@ def inspect(
     if engine_path(path) is not None or (path.suffix == ".json" and _is_passport(path)):  # also a damaged one
         return _inspect_engine(Engine.open(path), sizes, run, device, seed)
     if path.is_file() and path.suffix.lower() != ".onnx":
-        if (header := _read_header(path)) is not None:
+        with os_errors(path, "read"):
+            header = plan_header(path)
+        if header is not None:
             return _inspect_plan(path, header, sizes, run, device, seed)
         if path.suffix.lower() in _ENGINE_SUFFIXES or detect_plan(path):
             raise _not_a_plan_error(path)
@@ -242,11 +244,6 @@ def _smoke_run(engine: Engine, sizes: dict[str, Shape], device: str | None, seed
 
 
 # ------------------------------------------------------------------------------------------------ bare plans
-
-
-def _read_header(path: Path) -> PlanHeader | None:
-    with os_errors(path, "read"):
-        return plan_header(path)
 
 
 def _inspect_plan(

@@ -16,7 +16,7 @@ from trt_engine.config.precision import QuantizeConfig
 from trt_engine.config.settings import followed, replace_values
 from trt_engine.equivalence.parity import open_with_outputs
 from trt_engine.equivalence.random_inputs import random_inputs
-from trt_engine.equivalence.tolerance import MAX_NOISE
+from trt_engine.equivalence.tolerance import lost_text
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
@@ -89,7 +89,7 @@ def quantize_untimed(
 
 def _judge(report: QuantizeReport, config: QuantizeConfig) -> QuantizeReport:
     """The report with what to do about a result that no longer matches the model, or is not faster where it can be timed."""
-    lost = any(not (error.noise or 0.0) <= MAX_NOISE for error in (report.parity or {}).values())
+    lost = any(lost_text(error) for error in (report.parity or {}).values())
     report = replace(report, next_command=_next_command(report, config, lost))
     speed = _time(report, config) if config.parity and report.integer_kernels is not None else None
     text = slowdown_text(report.to, speed, None) if speed is not None else None
