@@ -57,13 +57,15 @@ REFUSED = {
     (r"silero_vad(_op18_ifless)?$", "quantize"): "in the body of an If",
     (r"(common_old|\.int8|smart-turn-v3\.2-cpu)$", "quantize"): "is quantised already",
     (r"silero_vad\.jit$", "convert"): "bitwise",
+    (r"^pymicro-wakeword/", "convert"): "keeps state between calls",
     (r"^onnx-asr/(gigaam|kaldi|nemo|whisper|wespeaker)", "quantize"): "goes into a Log",
     **{(r"^onnx/light_(bvlc_alexnet|vgg19|zfnet512)$", verb): "raise `TRT_ENGINE_MAX_CONSTANT_SIZE`"
        for verb in ("inspect", "lint", "ranges", "build", "cast", "quantize")},
 }  # fmt: skip
 """(name, verb) -> pattern of a refusal that is right although the oracle runs the model: all layers of Silero's VAD are in
-branches, PyTorch's exporter has no operator for what its TorchScript does, some models have INT8 operators already, the
-only layers of feature extractors make a spectrum for a Log, and 4 KB of `light_vgg19` fill half a gigabyte of weights."""
+branches, PyTorch's exporter has no operator for what its TorchScript does, wake words keep state, some models have INT8
+operators already, the only layers of feature extractors make a spectrum for a Log, and 4 KB of `light_vgg19` fill half a
+gigabyte of weights."""
 FACTORY = f"{Path(__file__).with_name('world_networks.py')}:make"
 
 
