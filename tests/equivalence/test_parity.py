@@ -165,6 +165,8 @@ def test_whole_numbers_and_strings_are_compared_too():
 
 # ------------------------------------------------------------------------------------------------ models that sort
 
+STRICT = Tolerance(1e-3)
+
 
 @pytest.fixture
 def detector(tmp_path: Path) -> Path:
@@ -210,6 +212,44 @@ def test_other_rows_are_not_excused_by_sorting(spoil: str, detector: Path):
     assert not of(detector, wrong).passed
 
 
+@pytest.mark.parametrize("op", ["TopK", "NonMaxSuppression"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_inputs_whose_scores_tie_do_not_tell_which_rows_are_right(op: str, tied: bool, tmp_path: Path):
+    """The 8 best of 32 boxes apart from each other, where the last of equal scores come first: a library's own order."""
+    corners = np.arange(32, dtype=np.float32)[:, None] * 10 + np.array([0, 0, 5, 5], np.float32)
+    chosen = {
+        "TopK": [models.node("TopK", "x k", "scores places", axis=2), models.node("Squeeze", "places ends", "at")],
+        "NonMaxSuppression": [
+            models.node("NonMaxSuppression", "boxes x k", "found"),
+            models.node("Gather", "found two", "at", axis=1),
+        ],
+    }[op]
+    model = models.save(
+        tmp_path / "m.onnx",
+        [*chosen, models.node("Gather", "corners at", "rows", axis=0), models.node("Unsqueeze", "rows first", "y")],
+        {"x": (models.FLOAT, [1, 1, 32])},
+        {"y": (models.FLOAT, [1, 8, 4])},
+        {
+            "k": np.array([8], np.int64), "two": np.array(2, np.int64), "first": np.array([0], np.int64),
+            "ends": np.array([0, 1], np.int64), "corners": corners, "boxes": corners[None],
+        },
+    )  # fmt: skip
+    scores = np.where(tied, 0.5, np.random.default_rng(0).permutation(32) / 32).astype(np.float32).reshape(1, 1, 32)
+
+    def last_first(feeds):
+        return {"y": corners[None, 31 - np.argsort(-feeds["x"][0, 0, ::-1], kind="stable")[:8]]}
+
+    def wrong(feeds):
+        return {"y": corners[None, :8]}
+
+    same, other = (
+        measure_parity(open_model(model), run, {"x": scores}, "", STRICT)
+        for run in (last_first, last_first if tied else wrong)
+    )
+    assert same.passed != tied and not other.passed
+    assert STRICT.is_undecided(other.outputs["y"], other.sensitivity["y"]) == tied
+
+
 def ranked(*, tied: int = 4, replace: slice = slice(0), rows: int = 40) -> np.ndarray:
     """One item of rows of box and score, the last ones with equal scores; the rows `replace` have other boxes."""
     found = np.zeros((1, rows, 5))
@@ -218,9 +258,6 @@ def ranked(*, tied: int = 4, replace: slice = slice(0), rows: int = 40) -> np.nd
     found[0, -tied:, 4] = 0.1
     found[0, replace, :4] += 7
     return found
-
-
-STRICT = Tolerance(1e-3)
 
 
 def matched(got: np.ndarray, want: np.ndarray, tolerance: Tolerance = STRICT):

@@ -17,11 +17,12 @@ import onnxruntime as ort
 from onnx import ModelProto, TensorProto, ValueInfoProto, numpy_helper
 
 from trt_engine.backends.onnxruntime import session
-from trt_engine.backends.onnxruntime.host_session import reference_session
+from trt_engine.backends.onnxruntime.host_session import OnnxRuntimeSession, reference_session
 from trt_engine.backends.onnxruntime.options import OnnxRuntimeOptions
 from trt_engine.config.profiles import Profile
+from trt_engine.equivalence.output_error import NOT_COMPARABLE
 from trt_engine.equivalence.random_inputs import Values, each_branch, runnable_signature
-from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
+from trt_engine.equivalence.sorted_outputs import compare_outputs, reverse_ties, sorted_outputs
 from trt_engine.equivalence.tolerance import MAX_NOISE, TOLERANCES, Tolerance
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
@@ -65,7 +66,7 @@ class ParityFeeds:
             name: (0.45 + 0.1 * np.asarray(array)).astype(np.asarray(array).dtype) if name in self.drawn else array
             for name, array in self.feeds.items()
         }
-        moves = f"{own:.2g} of its scale" if own < _OVERFLOWN else "more than its format holds"
+        moves = f"{own:.2g} of its scale" if own < _OVERFLOWN else "more than its format holds, or its scores tie"
         return replace(
             self,
             feeds=feeds,
@@ -226,10 +227,13 @@ def measure_sensitivity(
 ) -> dict[str, OutputError]:
     """How far `run`, whose outputs on `feeds` are `expected`, moves with the last digit of the input; of a model in FP16
     also how far the rounding of each result and weight moves it, which plain ONNX Runtime leaves out on the CPU: the
-    larger of both.
+    larger of both. Infinite for outputs that depend on the order of equal scores, which is each library's own.
     """
     moved = run(perturb_feeds(feeds, model.signature, tolerance.roundoff))
     found = compare_outputs(moved, expected, ranked, tolerance)
+    if ranked and (other := _run_other_ties(model, feeds)) is not None:
+        apart = compare_outputs(other, expected, ranked, tolerance)
+        found |= {name: NOT_COMPARABLE for name, error in apart.items() if not tolerance.accepts(error)}
     rounded = _run_rounded(model, feeds, tolerance.roundoff) if tolerance.half else None
     if rounded is None:
         return found
@@ -244,6 +248,17 @@ def _larger(one: OutputError, two: OutputError) -> OutputError:
         rms_rel=max((item.rms_rel for item in (one, two) if item.rms_rel is not None), default=None),
         noise=max((item.noise for item in (one, two) if item.noise is not None), default=None),
     )
+
+
+def _run_other_ties(model: Model, feeds: Tensors) -> dict[str, Any] | None:
+    """The outputs where sorts take the last of equal scores first; None where that cannot be."""
+    proto = read_proto(model.path)
+    try:
+        if reverse_ties(proto):
+            return OnnxRuntimeSession(_open_edited(proto, model.path), model.signature, (), {}).run(feeds)
+    except TrtEngineError as error:
+        log.debug("the other order of equal scores is not tried: %s", error.message)
+    return None
 
 
 def _run_rounded(model: Model, feeds: Tensors, roundoff: float) -> dict[str, Any] | None:
@@ -336,9 +351,13 @@ def small_shapes(signature: Signature, profile: Profile) -> dict[str, Shape]:
 def open_with_outputs(path: Path, names: Sequence[str], level: str = "none") -> ort.InferenceSession:
     """A session that gives these tensors, outputs or not, weights read from where they are."""
     proto: ModelProto = read_proto(path)
-    make_names_unique(proto)
     stated = {item.name for item in proto.graph.output}
     proto.graph.output.extend(ValueInfoProto(name=name) for name in names if name not in stated)
+    return _open_edited(proto, path, level)
+
+
+def _open_edited(proto: ModelProto, path: Path, level: str = "none") -> ort.InferenceSession:
+    make_names_unique(proto)
     made = session.session_options(OnnxRuntimeOptions(arena=False), level=level)
     made.add_session_config_entry("session.model_external_initializers_file_folder_path", str(path.parent.resolve()))
     try:

@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.graph import walk
+from trt_engine.graph.edit_graph import free_name, replace_items, used_names
 from trt_engine.graph.shape_inference import trace
 from trt_engine.records.parity import OutputError
 
@@ -76,6 +78,54 @@ def _is_sort(node: NodeProto) -> bool:
     if node.op_type in _SORT_OPS and not walk.domain_of(node):
         return True
     return any(_is_sort(inner) for _, body in walk.bodies(node) for inner in body.node)
+
+
+def reverse_ties(proto: ModelProto) -> bool:
+    """Have every sort of the model, in place, take the last of equal scores first; False where it has none, or an opset
+    below 11."""
+    if walk.opsets_of(proto).get("", 0) < 11:
+        return False
+    taken, found = used_names(proto), False
+    for graph in walk.graphs(proto):
+        nodes = [part for node in graph.node for part in _reversed_sort(node, taken)]
+        found |= len(nodes) > len(graph.node)
+        replace_items(graph.node, nodes)
+    return found
+
+
+def _reversed_sort(node: NodeProto, taken: set[str]) -> list[NodeProto]:
+    """The same sort of the reversed scores (and boxes), and its places counted from the end again."""
+    topk = node.op_type == "TopK"
+    places = next(iter(node.output[1:] if topk else node.output), "")
+    if node.op_type not in _SORT_OPS or walk.domain_of(node) or not places:
+        return [node]
+    made: list[NodeProto] = []
+
+    def add(op: str, *inputs: Any) -> str:
+        """A node that reads tensors by name and numbers as constants."""
+        read = [item if isinstance(item, str) else constant(item) for item in inputs]
+        made.append(helper.make_node(op, read, [name := free_name(places, taken)]))
+        return name
+
+    def constant(value: Any) -> str:
+        tensor = numpy_helper.from_array(np.array(value, np.int64))
+        made.append(helper.make_node("Constant", [], [name := free_name(places, taken)], value=tensor))
+        return name
+
+    axes = [int(walk.attributes(node).get("axis", -1))] if topk else [1, 2]
+    last = add("Sub", add("Gather", add("Shape", node.input[0]), axes[0]), 1)
+    turned = [
+        add("Slice", name, [-1], [np.iinfo(np.int64).min], [axis], [-1])
+        for name, axis in zip(node.input, axes, strict=False)
+    ]
+    sort = deepcopy(node)
+    sort.input[: len(turned)] = turned
+    sort.output[int(topk)] = free_name(places, taken)
+    before = len(made)
+    sign, shift = (-1, 1) if topk else ([1, 1, -1], [0, 0, 1])
+    add("Add", add("Mul", sort.output[int(topk)], sign), add("Mul", last, shift))
+    made[-1].output[0] = places
+    return [*made[:before], sort, *made[before:]]
 
 
 def has_sorted_rows(output: Any) -> bool:

@@ -107,7 +107,8 @@ class Tolerance:
         value = self.metric_value(error)
         if sensitivity is None or self.can_judge(sensitivity) or value is None or not math.isfinite(value):
             return False
-        return self._uncapped(sensitivity).violation(error) is None
+        own = self.metric_value(sensitivity)
+        return own == math.inf or self._uncapped(sensitivity).violation(error) is None
 
     def _uncapped(self, sensitivity: OutputError) -> Tolerance:
         return replace(
