@@ -14,22 +14,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime as ort
-from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
+from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
 from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.conversion.exported import Array, Exported
 from trt_engine.conversion.reference_runs import ReferenceOutputs, ReferenceRuns, equal_outputs, feeds_at, format_sizes
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.output_range import output_ranges
+from trt_engine.equivalence.parity import measure_sensitivity
 from trt_engine.equivalence.sorted_outputs import reorder_rows, sorted_outputs
 from trt_engine.equivalence.tolerance import ROUNDING, Tolerance
-from trt_engine.errors import AccuracyError, ModelError
+from trt_engine.errors import AccuracyError, ModelError, TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.lint_rules.shape_rules import describe_node, freeze_point, nonconforming_nodes
 from trt_engine.graph.load import check_operators, open_model, read_proto
 from trt_engine.graph.shape_inference import TracedNode, flatten, trace
+from trt_engine.model import Model
 from trt_engine.records.convert import ShapeVerification
 from trt_engine.records.parity import OutputError
 from trt_engine.tensors import Shape, format_shape
@@ -132,10 +134,10 @@ def verify(
                     break
         if isinstance(result, _Mismatch):
             may_tie = trial.sorted_outputs and result.failed_node is None
-            if may_tie and (tied := _describe_tied_scores(path, answer.feeds)) is not None:
+            if may_tie and _moves_by_itself(model, answer.feeds, tolerance or TOLERANCE):
                 raise AccuracyError(
-                    f"{what} cannot be compared with its source: {tied}, so the order of its rows is arbitrary, in the "
-                    f"source as in any engine ({result.message})",
+                    f"{what} cannot be compared with its source: scores that it sorts are equal but for rounding, so the "
+                    f"order of its rows is arbitrary, in the source as in any engine ({result.message})",
                     hint="use trained weights, or random ones without an all-zero layer",
                 ) from result.cause
             raise _mismatch_error(proto, exported, references, answer, result, what) from result.cause
@@ -318,43 +320,16 @@ def _constant_output_sizes(proto: ModelProto, references: ReferenceRuns) -> dict
     }
 
 
-_TIE_TOLERANCE = 1e-4
-"""Relative to the largest score: differences that another summation order may reverse."""
-_MAX_TIED_SHARE = 0.05
-
-
-def _describe_tied_scores(path: Path, feeds: Mapping[str, Array]) -> str | None:
-    """Message for a TopK of the main graph whose best scores are nearly equal on these inputs; None otherwise."""
-    proto = onnx.load(path, load_external_data=False)
-    sorts = [node for node in proto.graph.node if node.op_type == "TopK" and node.output[0]]
-    known = {item.name for item in proto.graph.output}
-    wanted = list(dict.fromkeys(name for node in sorts for name in (node.input[0], node.output[0])))
-    proto.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in wanted if name not in known)
-    draft = path.with_suffix(".sorts.onnx")  # in the folder of its side files
+def _moves_by_itself(model: Model, feeds: Mapping[str, Array], limit: float) -> bool:
+    """Whether rounding (a change of the inputs by a sixty-fourth of the limit), or another order of equal scores, moves the
+    graph's outputs beyond the limit."""
+    plain, ranked = reference_session(model.path, model.signature), sorted_outputs(model.proto)
+    tolerance = Tolerance(limit, max_replaced_rows=0.0, allow_ties=False, roundoff=limit / 64)
     try:
-        draft.write_bytes(proto.SerializeToString())
-        loaded = session.create_plain(draft)
-        takes = {item.name for item in loaded.get_inputs()}
-        found = dict(zip(wanted, loaded.run(wanted, {k: v for k, v in feeds.items() if k in takes}), strict=True))
-    except session.ERRORS:
-        return None
-    finally:
-        draft.unlink(missing_ok=True)
-    for node in sorts:
-        axis = int(walk.attributes(node).get("axis", -1))
-        scores = np.sort(np.moveaxis(np.asarray(found[node.input[0]], np.float64), axis, -1), axis=-1)
-        kept = np.asarray(found[node.output[0]]).shape[axis]
-        best = scores[..., ::-1] if walk.attributes(node).get("largest", 1) else scores
-        best = best[..., : kept + 1]
-        largest = float(np.abs(best).max(initial=0.0))
-        if best.shape[-1] < 2 or not np.isfinite(largest):
-            continue
-        near = np.abs(np.diff(best, axis=-1)) <= _TIE_TOLERANCE * largest
-        if near.mean() > _MAX_TIED_SHARE:
-            count = int(near.reshape(-1, near.shape[-1]).sum(axis=1).max())
-            name = walk.label(node)
-            return f"{count} of the {kept} best scores that TopK `{name}` sorts are equal to the next but for rounding"
-    return None
+        own = measure_sensitivity(model, plain.run, feeds, plain.run(feeds), ranked, tolerance)
+    except TrtEngineError:
+        return False
+    return not all(map(tolerance.accepts, own.values()))
 
 
 # ------------------------------------------------------------------------------------------------ what froze

@@ -107,15 +107,10 @@ class Tolerance:
         value = self.metric_value(error)
         if sensitivity is None or self.can_judge(sensitivity) or value is None or not math.isfinite(value):
             return False
-        own = self.metric_value(sensitivity)
-        return own == math.inf or self._uncapped(sensitivity).violation(error) is None
-
-    def _uncapped(self, sensitivity: OutputError) -> Tolerance:
-        return replace(
-            self,
-            limit=_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0),
-            noise=max(self.noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0)),
-        )
+        own = self.metric_value(sensitivity) or 0.0
+        noise = max(self.noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0))
+        wider = replace(self, limit=_SENSITIVITY_FACTOR * own, noise=noise)
+        return own == math.inf or wider.violation(error) is None
 
     def accepts(self, error: OutputError) -> bool:
         return self.violation(error) is None
