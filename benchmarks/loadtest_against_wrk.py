@@ -30,8 +30,7 @@ from trt_engine.environment import Environment
 from trt_engine.records.base import append_record
 from trt_engine.runtime.feeds import random_feeds
 from trt_engine.verbs.loadtest.clients import read_model
-from trt_engine.verbs.loadtest.inference_request import http_request
-from trt_engine.verbs.loadtest.target import parse_target
+from trt_engine.verbs.loadtest.target import http_request, parse_target
 
 RESULTS = Path(__file__).resolve().parent / "results" / "loadtest-cpu.jsonl"
 CASES = [(4096, 1), (4096, 8), (4096, 64), (602112, 8)]

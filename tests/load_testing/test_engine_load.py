@@ -1,18 +1,21 @@
-"""Load on an engine in this process, and the threads that make it."""
+"""Load on an engine in this process, and the threads and futures that make it."""
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import trt_engine as te
 from onnx_models import conv_net
-from trt_engine.errors import CapacityError, UsageError
-from trt_engine.verbs.loadtest.samples import LoadWindow, SampleArrays, Samples
-from trt_engine.verbs.loadtest.threaded_loop import RequestFailed, ThreadedLoop
+from trt_engine.errors import CapacityError, Overloaded, UsageError
+from trt_engine.verbs.loadtest.generator import LoadWindow, SampleArrays, Samples
+from trt_engine.verbs.loadtest.threaded_loop import FutureLoop, RequestFailed, ThreadedLoop
 
 BRIEF = {"warmup_s": 0.0, "duration_s": 0.15}
 
@@ -22,11 +25,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return conv_net(tmp_path_factory.mktemp("model") / "net.onnx")
 
 
-def test_an_engine_is_loaded_by_threads(model: Path) -> None:
+def test_an_engine_is_loaded_by_threads_and_one_that_joins_by_futures(model: Path) -> None:
     record = te.loadtest(model, concurrency=2, contexts=2, **BRIEF)
     assert record.requests > 2 and not record.errors and record.interface == "engine"
     assert record.server == "onnxruntime" and record.runtime_info and record.request_bytes > 0
-    engine = te.build(model)
+    engine = te.build(model, batch=(1, 2, 8))
+    joined = te.loadtest(
+        engine, concurrency=16, deadline_ms=6e4, runtime=te.RuntimeConfig(batching=te.Batching()), **BRIEF
+    )
+    assert joined.requests > 16 and not joined.errors
     again = te.loadtest(engine, rate=100, arrivals="constant", **BRIEF)
     assert again.requests == 15 and again.loop == "open"
 
@@ -62,8 +69,17 @@ def window(duration_s: float) -> LoadWindow:
     return LoadWindow.beginning(time.perf_counter_ns(), 0.0, duration_s)
 
 
-def test_a_request_waits_for_a_thread_and_its_wait_counts() -> None:
-    loop = ThreadedLoop(lambda: time.sleep(0.05), threads=1, timeout_s=5.0)
+def future_loop(call: Callable[[], None], *, threads: int, timeout_s: float) -> FutureLoop:
+    pool = ThreadPoolExecutor(threads)
+    return FutureLoop(lambda: pool.submit(call), limit=threads, timeout_s=timeout_s)
+
+
+either = pytest.mark.parametrize("kind", [ThreadedLoop, future_loop])
+
+
+@either
+def test_a_request_waits_for_a_place_and_its_wait_counts(kind: Any) -> None:
+    loop = kind(lambda: time.sleep(0.05), threads=1, timeout_s=5.0)
     start = time.perf_counter_ns()
     loop.run(LoadWindow.beginning(start, 0.0, 0.1), [start] * 4, lambda *_: None)
     found = loop.collect()
@@ -71,39 +87,46 @@ def test_a_request_waits_for_a_thread_and_its_wait_counts() -> None:
     assert len(latency_ms) == 4 and latency_ms.max() >= 200 and sorted(latency_ms)[0] >= 50
 
 
-def test_a_request_that_waits_too_long_is_given_up() -> None:
-    loop = ThreadedLoop(lambda: None, threads=1, timeout_s=60.0)
+@either
+def test_a_request_that_waits_too_long_is_given_up(kind: Any) -> None:
+    loop = kind(lambda: None, threads=1, timeout_s=60.0)
     start = time.perf_counter_ns()
     loop.run(LoadWindow.beginning(start, 0.0, 0.1), [start - round(100e9), start], lambda *_: None)
     assert len(loop.collect().ends) == 1 and loop.collect().count_errors() == {"timeout": 1}
 
 
-def test_what_a_call_raises_unexpectedly_ends_the_test() -> None:
+@either
+def test_what_a_call_raises_unexpectedly_ends_the_test(kind: Any) -> None:
     def call() -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        ThreadedLoop(call, threads=2, timeout_s=1.0).run(window(60.0), None, lambda *_: None)
+        kind(call, threads=2, timeout_s=1.0).run(window(60.0), None, lambda *_: None)
 
 
-def test_a_closed_loop_pauses_after_a_failure() -> None:
+@pytest.mark.parametrize(
+    ("kind", "error", "name"),
+    [(ThreadedLoop, RequestFailed("refused", "away"), "refused"), (future_loop, Overloaded("full"), "Overloaded")],
+)
+def test_a_closed_loop_pauses_after_a_failure(kind: Any, error: Exception, name: str) -> None:
     calls: list[int] = []
 
     def call() -> None:
         calls.append(1)
-        raise RequestFailed("refused", "away")
+        raise error
 
-    loop = ThreadedLoop(call, threads=1, timeout_s=1.0)
+    loop = kind(call, threads=1, timeout_s=1.0)
     loop.run(window(1.0), None, lambda *_: None)
-    assert 1 <= len(calls) <= 21 and loop.collect().count_errors() == {"refused": len(calls)}
+    assert 1 <= len(calls) <= 21 and loop.collect().count_errors() == {name: len(calls)}
 
 
-def test_an_interruption_leaves_the_samples_and_no_thread() -> None:
+@either
+def test_an_interruption_leaves_the_samples_and_no_thread(kind: Any) -> None:
     def tick(now: int, *samples: Samples) -> None:
         if any(len(part.ends) for part in samples):
             raise KeyboardInterrupt
 
-    loop = ThreadedLoop(lambda: time.sleep(0.01), threads=3, timeout_s=1.0)
+    loop = kind(lambda: time.sleep(0.01), threads=3, timeout_s=1.0)
     with pytest.raises(KeyboardInterrupt):
         loop.run(window(60.0), None, tick)
     assert len(loop.collect().ends) > 0

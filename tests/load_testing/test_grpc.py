@@ -1,4 +1,4 @@
-"""Load over gRPC, against a server whose messages are protobuf's own."""
+"""Load over gRPC, against a server whose messages are those of Triton's client."""
 
 from __future__ import annotations
 
@@ -13,56 +13,13 @@ import pytest
 import trt_engine as te
 from trt_engine.errors import EngineError, Overloaded, SetupError, UsageError
 from trt_engine.tensors import Signature, TensorSpec
+from trt_engine.verbs.loadtest.clients import infer_request
 from trt_engine.verbs.loadtest.config import LoadtestConfig
-from trt_engine.verbs.loadtest.grpc_client import infer_request
 
 grpc = pytest.importorskip("grpc")
-pytest.importorskip("google.protobuf")
+service_pb2 = pytest.importorskip("tritonclient.grpc").service_pb2
 
 BRIEF = {"warmup_s": 0.0, "duration_s": 0.5}
-_KINDS = {"string": 9, "int64": 3, "bytes": 12, "bool": 8}
-
-
-def _messages():
-    """The messages of the service that are used here, from their published field numbers."""
-    from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
-
-    file = descriptor_pb2.FileDescriptorProto(name="inference_test.proto", package="inference_test", syntax="proto3")
-    fields = {
-        "ServerMetadataResponse": ("name string 1", "version string 2", "extensions *string 3"),
-        "ModelMetadataRequest": ("name string 1", "version string 2"),
-        "TensorMetadata": ("name string 1", "datatype string 2", "shape *int64 3"),
-        "ModelMetadataResponse": (
-            "name string 1", "versions *string 2", "platform string 3", "inputs *TensorMetadata 4",
-            "outputs *TensorMetadata 5",
-        ),
-        "InferParameter": ("bool_param bool 1", "int64_param int64 2", "string_param string 3"),
-        "ParameterEntry": ("key string 1", "value InferParameter 2"),
-        "InferInputTensor": ("name string 1", "datatype string 2", "shape *int64 3"),
-        "ModelInferRequest": (
-            "model_name string 1", "model_version string 2", "id string 3", "parameters *ParameterEntry 4",
-            "inputs *InferInputTensor 5", "raw_input_contents *bytes 7",
-        ),
-        "ModelIndex": ("name string 1", "version string 2", "state string 3"),
-        "RepositoryIndexResponse": ("models *ModelIndex 1",),
-    }  # fmt: skip
-    for name, lines in fields.items():
-        message = file.message_type.add(name=name)
-        for line in lines:
-            field, kind, number = line.split()
-            added = message.field.add(name=field, number=int(number), label=3 if kind[0] == "*" else 1)
-            kind = kind.lstrip("*")
-            added.type = _KINDS.get(kind, 11)
-            if kind not in _KINDS:
-                added.type_name = f".inference_test.{kind}"
-    pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference_test.{name}")) for name in fields
-    }
-
-
-MESSAGES = _messages()
 
 
 class GrpcServer:
@@ -75,10 +32,10 @@ class GrpcServer:
 
     def __enter__(self) -> GrpcServer:
         methods = {
-            "ServerMetadata": lambda raw, context: MESSAGES["ServerMetadataResponse"](name="small", version="3"),
+            "ServerMetadata": lambda raw, context: service_pb2.ServerMetadataResponse(name="small", version="3"),
             "ModelMetadata": self._describe,
-            "RepositoryIndex": lambda raw, context: MESSAGES["RepositoryIndexResponse"](
-                models=[MESSAGES["ModelIndex"](name=name, state="READY") for name in self._models]
+            "RepositoryIndex": lambda raw, context: service_pb2.RepositoryIndexResponse(
+                models=[{"name": name, "state": "READY"} for name in self._models]
             ),
             "ModelInfer": self._infer,
         }
@@ -104,13 +61,13 @@ class GrpcServer:
         return f"grpc://127.0.0.1:{self.port}"
 
     def _describe(self, raw: bytes, context):
-        request = MESSAGES["ModelMetadataRequest"].FromString(raw)
+        request = service_pb2.ModelMetadataRequest.FromString(raw)
         if request.name == "loading":
             context.abort(grpc.StatusCode.UNAVAILABLE, "not ready")
         if request.name != "net":
             context.abort(grpc.StatusCode.NOT_FOUND, "unknown model")
-        tensor = MESSAGES["TensorMetadata"]
-        return MESSAGES["ModelMetadataResponse"](
+        tensor = service_pb2.ModelMetadataResponse.TensorMetadata
+        return service_pb2.ModelMetadataResponse(
             name="net", versions=["1"], platform="tensorrt_plan",
             inputs=[tensor(name="x", datatype="FP16", shape=[-1, 300])],
             outputs=[tensor(name="y", datatype="BF16", shape=[-1])],
@@ -130,12 +87,12 @@ def test_requests_are_the_messages_of_the_protocol(settings: dict, tmp_path: Pat
     assert record.requests == len(server.requests) > 3 and not record.errors
     assert (record.server, record.model, record.runtime_info) == ("small 3", "net", {"platform": "tensorrt_plan"})
     assert server.metadata[0]["authorization"] == "Bearer word"
-    request = MESSAGES["ModelInferRequest"].FromString(server.requests[0])
+    request = service_pb2.ModelInferRequest.FromString(server.requests[0])
     assert request.model_name == "net" and not request.model_version
     ((name, datatype, shape),) = ((one.name, one.datatype, list(one.shape)) for one in request.inputs)
     assert (name, datatype, shape) == ("x", "FP16", [2, 300])
     assert len(np.frombuffer(request.raw_input_contents[0], np.float16)) == 600
-    assert [(one.key, one.value.int64_param) for one in request.parameters] == [("timeout", 5_000_000)]
+    assert {key: value.int64_param for key, value in request.parameters.items()} == {"timeout": 5_000_000}
 
 
 @pytest.mark.slow
@@ -193,7 +150,7 @@ def test_a_request_with_every_field_is_what_protobuf_reads() -> None:
     signature = Signature((TensorSpec("a", "int64", (2,)), TensorSpec("b", "string", (2,))), ())
     feeds = {"a": np.array([-1, 1 << 40]), "b": np.array(["x", "yz"], object)}
     raw = infer_request("name", "12", signature, feeds, timeout_us=None)
-    request = MESSAGES["ModelInferRequest"].FromString(raw)
+    request = service_pb2.ModelInferRequest.FromString(raw)
     assert (request.model_name, request.model_version) == ("name", "12") and not request.parameters
     assert np.frombuffer(request.raw_input_contents[0], "<i8").tolist() == [-1, 1 << 40]
     assert request.raw_input_contents[1] == b"\1\0\0\0x\2\0\0\0yz"

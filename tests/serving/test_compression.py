@@ -19,9 +19,8 @@ from serving.triton import Client, fetch
 from trt_engine.errors import FeedError, Overloaded, UsageError
 from trt_engine.open_inference.messages import INFERENCE_SERVICE, message
 from trt_engine.open_inference.wire_tensors import decode_tensor
-from trt_engine.verbs.serve.admission import Admission
-from trt_engine.verbs.serve.compression import count_bytes, decompress
 from trt_engine.verbs.serve.grpc_codec import parse_infer
+from trt_engine.verbs.serve.inference import Admission, count_bytes, decompress
 from trt_engine.verbs.serve.server import Server
 
 Request: Any = message("ModelInferRequest")

@@ -7,16 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from google.protobuf import text_format
+from onnx import helper
 
 import trt_engine as te
-from serving.conftest import place, start
+from onnx_models import node, save
+from serving.conftest import ONNX_TYPES, start
 from serving.real_triton import real_triton
 from serving.triton import fetch
 from trt_engine.errors import UsageError
 from trt_engine.open_inference.messages import message
 from trt_engine.verbs.serve import model_config
-from trt_engine.verbs.serve.model_config import read_config, server_settings
+from trt_engine.verbs.serve.model_config import enum_name, read_config, server_settings
 
 BASE = server_settings(te.ServeConfig(), te.RuntimeConfig())
 HONOURED = frozenset(
@@ -85,18 +89,94 @@ DIFFERENT = {
     of("model_transaction_policy { decoupled: true }"): "one response for each request",
     of("batch_output { target_name: 'y' kind: BATCH_SCATTER_WITH_INPUT_SHAPE source_input: 'x' }"): "rows alone",
     of("parameters { key: 'provider' value { string_value: 'b' } }"): "a misspelt parameter of ours",
+    of("sequence_batching { max_sequence_idle_microseconds: 5000000 control_input { name: 'START' control { "
+       "kind: CONTROL_SEQUENCE_START int32_false_true: [0, 1] } } }"): "Triton's example of sequences",
     groups("passive: true"): "nothing would answer",
     batching("default_queue_policy { timeout_action: DELAY default_timeout_microseconds: 9 }"): "a late request fails",
     batching(f"{LEVELS} priority_queue_policy {{ key: 1 value {{ max_queue_size: 4 }} }}"): "one limit for all levels",
-}
+}  # fmt: skip
 """What Triton loads and `serve` refuses, with the reason."""
-ECHO = """
+PUBLIC = {
+    "a INT32 16; b INT32 16": ("sum INT32 16; difference INT32 16", "max_batch_size: 8"),
+    "data FP32 3,224,224 format: FORMAT_NCHW reshape { shape: [1, 3, 224, 224] }": (
+        "fc FP32 1000 reshape { shape: [1, 1000, 1, 1] } label_filename: 'labels.txt'", "",
+    ),
+    "input FP32 299,299,3 format: FORMAT_NHWC": (
+        "scores FP32 1001 label_filename: 'labels.txt'", "max_batch_size: 128 dynamic_batching {}",
+    ),
+    "images FP32 -1,-1,-1,3": ("scores FP32 -1,-1,-1,1; boxes FP32 -1,-1,-1,5", "max_batch_size: 0"),
+    "image FP32 1,32,100": (
+        "text FP32 26,37", "max_batch_size: 8 dynamic_batching {} instance_group { kind: KIND_GPU count: 1 gpus: 0 }",
+    ),
+    "pixels FP32 3,384,384; ids INT64 -1; mask INT64 -1": (
+        "logits FP32 -1,30524", "max_batch_size: 8 instance_group { kind: KIND_CPU count: 2 } dynamic_batching { "
+        "preferred_batch_size: [1, 2, 4, 8] max_queue_delay_microseconds: 99 } version_policy { specific { versions: 1 } }",
+    ),
+    "ids INT32 128; mask INT32 128": (
+        "probs FP32 1", "max_batch_size: 8 dynamic_batching { preferred_batch_size: 4 } instance_group { count: 2 } "
+        "optimization { execution_accelerators { gpu_execution_accelerator { name: 'tensorrt' } } } "
+        "model_warmup { name: 'w' batch_size: 1 "
+        "inputs { key: 'ids' value { data_type: TYPE_INT32 dims: 128 zero_data: true } } "
+        "inputs { key: 'mask' value { data_type: TYPE_INT32 dims: 128 random_data: true } } }",
+    ),
+    "images FP16 3,384,640": (
+        "boxes FP16 84,5040", "max_batch_size: 8 dynamic_batching { max_queue_delay_microseconds: 16000 } "
+        "parameters { key: 'FORCE_CPU_ONLY_INPUT_TENSORS' value { string_value: 'no' } } optimization { "
+        "input_pinned_memory { enable: true } output_pinned_memory { enable: true } cuda { graphs: true } }",
+    ),
+    "ids INT64 -1": ("logits FP32 -1,-1", "max_batch_size: 8 optimization { enable_pinned_input: true }"),
+    "input FP32 -1,3,480,640": (
+        "heat FP32 -1,1,-1,-1 label_filename: 'labels.txt'", "optimization { execution_accelerators { "
+        "gpu_execution_accelerator { name: 'tensorrt' parameters { key: 'precision_mode' value: 'FP16' } } } }",
+    ),
+}  # fmt: skip
+"""Features of configurations in Triton's quick start and tutorials (text in pictures), and of applications (questions about
+pictures, BERT, YOLO, a language model, faces): inputs, as `name TYPE dims more`, outputs, and the rest."""
+ANSWER = """
+import json
+import numpy
 import triton_python_backend_utils as triton
 class TritonPythonModel:
+    def initialize(self, args):
+        self.config = json.loads(args["model_config"])
     def execute(self, requests):
-        arrays = [triton.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
-        return [triton.InferenceResponse([triton.Tensor("y", array)]) for array in arrays]
+        return [triton.InferenceResponse([self.answer(item) for item in self.config["output"]]) for _ in requests]
+    def answer(self, item):
+        sizes = [max(int(size), 1) for size in (item.get("reshape") or {}).get("shape") or item["dims"]]
+        return triton.Tensor(item["name"], numpy.zeros([1] * (self.config["max_batch_size"] > 0) + sizes, "float32"))
 """
+
+
+def public(inputs: str, outputs: str, more: str) -> str:
+    items = [("input", item.split(maxsplit=3)) for item in inputs.split(";")]
+    items += [("output", item.split(maxsplit=3)) for item in outputs.split(";")]
+    tensors = (
+        f"{side} {{ name: '{name}' data_type: TYPE_{kind} dims: [{dims}] {' '.join(rest)} }}"
+        for side, (name, kind, dims, *rest) in items
+    )
+    return " ".join([*tensors, more])
+
+
+def save_model(path: Path, text: str) -> None:
+    """A model with the inputs and outputs of a configuration: zeros."""
+    config = text_format.Parse(text, message("ModelConfig")(), allow_unknown_field=True)
+    batch, sides = ["batch"] * (config.max_batch_size > 0), []
+    for items in (config.input, config.output):
+        shapes = {item.name: item.reshape.shape if item.HasField("reshape") else item.dims for item in items}
+        sides.append({
+            item.name: (
+                ONNX_TYPES[enum_name(item, "data_type")[5:]],
+                [*batch, *(size if size > 0 else f"{item.name}{axis}" for axis, size in enumerate(shapes[item.name]))],
+            )
+            for item in items
+        })  # fmt: skip
+    nodes = [node("Shape", next(iter(sides[0])), "rows", start=0, end=len(batch))]
+    weights = {f"sizes-{name}": np.array([max(size, 1) for size in item]) for name, item in shapes.items()}
+    for name, (kind, _) in sides[1].items():
+        zero = helper.make_tensor("zero", kind, [1], [0])
+        nodes.append(node("Concat", f"rows sizes-{name}", f"shape-{name}", axis=0))
+        nodes.append(node("ConstantOfShape", f"shape-{name}", name, value=zero))
+    save(path, nodes, *sides, weights)
 
 
 def test_each_field_of_a_configuration_is_honoured_refused_or_without_effect() -> None:
@@ -115,11 +195,22 @@ def test_each_field_of_a_configuration_is_honoured_refused_or_without_effect() -
 def test_a_configuration_is_refused_with_every_reason_at_once() -> None:
     text = of(
         "version_policy { specific {} } default_model_filename: '../x' model_transaction_policy { decoupled: true }"
-        "instance_group { kind: KIND_CPU gpus: 0 } dynamic_batching { preferred_batch_size: 9 }", x="dims: 0 optional: true"
+        "instance_group { kind: KIND_CPU gpus: 0 } dynamic_batching { preferred_batch_size: 9 }"
+        "optimization { enable_pinned_input: true levels { a: [1] } }", x="dims: 0 optional: true"
     )  # fmt: skip
     with pytest.raises(UsageError) as caught:
         read_config(text.encode(), "m", BASE)
-    for reason in ("versions []", "expected a file name", "decoupled", "optional", "KIND_CPU", "[9]", "`dims` of `x`"):
+    for reason in (
+        "versions []",
+        "expected a file name",
+        "decoupled",
+        "optional",
+        "KIND_CPU",
+        "[9]",
+        "`enable_p",
+        "`levels`",
+        "`dims` of `x`",
+    ):
         assert reason in caught.value.message
 
 
@@ -138,11 +229,17 @@ def test_instance_groups_are_contexts_and_replicas() -> None:
 
 @pytest.mark.slow
 def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Path], tmp_path: Path) -> None:
-    texts = {f"m{number}": text for number, text in enumerate([*SAME, *DIFFERENT])}
+    public_texts = [public(inputs, *rest) for inputs, rest in PUBLIC.items()]
+    texts = {f"m{number}": text for number, text in enumerate([*public_texts, *SAME, *DIFFERENT])}
     for name, text in texts.items():
-        place(engines["double"], tmp_path / "ours", name, config=text)
+        (mine := tmp_path / "ours" / name / "1").mkdir(parents=True)
+        (mine.parent / "config.pbtxt").write_text(text)
+        if text in public_texts:
+            save_model(mine / "model.onnx", text)
+        else:
+            te.Engine.open(engines["double"]).copy_to(mine / "model.onnx")
         (theirs := tmp_path / "theirs" / name).joinpath("1").mkdir(parents=True)
-        (theirs / "1/model.py").write_text(ECHO)
+        (theirs / "1/model.py").write_text(ANSWER)
         (theirs / "config.pbtxt").write_text(text if "platform" in text else f"backend: 'python' {text}")
         for folder in (theirs, tmp_path / "ours" / name):
             (folder / "warmup").mkdir()
@@ -150,8 +247,11 @@ def test_triton_loads_and_refuses_the_same_configurations(engines: dict[str, Pat
             (folder / "labels.txt").write_text("a\nb\n")
     with (
         real_triton(tmp_path / "theirs", tmp_path / "log", "--model-control-mode=explicit") as triton,
-        start(model_repository=tmp_path / "ours", model_control_mode="explicit", control_without_token=True) as ours,
-    ):
+        start(
+            model_repository=tmp_path / "ours", model_control_mode="explicit", control_without_token=True,
+            build_models=True, parity=False,
+        ) as ours,
+    ):  # fmt: skip
 
         def load(server: Any, name: str) -> bool:
             status, _ = (fetch(server, f"/v2/repository/models/{name}/{what}", b"{}")[0] for what in ("load", "unload"))

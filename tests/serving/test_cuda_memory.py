@@ -21,7 +21,7 @@ from serving.conftest import double_model
 from serving.triton import Client, fetch, ones
 from trt_engine.device import Buffer, Device
 from trt_engine.errors import FeedError, UnknownModel, UsageError
-from trt_engine.verbs.serve import cuda_memory
+from trt_engine.verbs.serve import shared_memory as cuda_memory
 from trt_engine.verbs.serve.inference import InferRequest, RegionPart, Service
 from trt_engine.verbs.serve.server import Server
 

@@ -9,7 +9,7 @@ import pytest
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from programs import load_program
-from trt_engine.open_inference.messages import INFERENCE_SERVICE, message, service
+from trt_engine.open_inference.messages import INFERENCE_SERVICE, service
 
 TOOL = Path(__file__).parents[2] / "tools" / "grpc_descriptors.py"
 OURS = {"ModelMetadataResponse.properties"}
@@ -66,9 +66,3 @@ def test_the_committed_descriptors_are_those_of_the_description() -> None:
 
     kept = descriptor_pb2.FileDescriptorSet.FromString(tool.TARGET.read_bytes())
     assert kept == descriptor_pb2.FileDescriptorSet.FromString(tool.compile_descriptors())
-
-
-def test_the_clients_messages_and_ours_live_in_one_process() -> None:
-    theirs = service_pb2.ModelInferRequest(model_name="a")
-    assert message("ModelInferRequest").FromString(theirs.SerializeToString()).model_name == "a"
-    assert message("ModelInferRequest") is not service_pb2.ModelInferRequest

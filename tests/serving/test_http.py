@@ -22,17 +22,14 @@ from patience import HANG_S, until
 from serving.conftest import ECHO
 from serving.triton import fetch, ones
 from trt_engine.config.runtime import RuntimeConfig
-from trt_engine.verbs.serve.admission import Admission
 from trt_engine.verbs.serve.config import ServeConfig
-from trt_engine.verbs.serve.cuda_memory import CudaMemory
-from trt_engine.verbs.serve.http_app import HttpApp, find_route
-from trt_engine.verbs.serve.http_request import Answer
-from trt_engine.verbs.serve.inference import Service
+from trt_engine.verbs.serve.http_app import Answer, HttpApp, find_route
+from trt_engine.verbs.serve.inference import Admission, Service
 from trt_engine.verbs.serve.model_config import server_settings
 from trt_engine.verbs.serve.repository import Repository
 from trt_engine.verbs.serve.served_model import Mailbox
 from trt_engine.verbs.serve.server import Server
-from trt_engine.verbs.serve.shared_memory import SharedMemory
+from trt_engine.verbs.serve.shared_memory import CudaMemory, SharedMemory
 
 INFER = "/v2/models/double/infer"
 

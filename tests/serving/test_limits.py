@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import ssl
 import subprocess
@@ -25,7 +24,7 @@ from patience import HANG_S, until
 from serving.conftest import place, start
 from serving.triton import Client, fetch, ones
 from trt_engine.errors import SetupError, UsageError
-from trt_engine.verbs.serve.callers import is_loopback
+from trt_engine.verbs.serve.config import is_loopback
 from trt_engine.verbs.serve.execution import TimedRunner
 from trt_engine.verbs.serve.server import Server
 from trt_engine.verbs.serve.shared_memory import SharedMemory
@@ -177,64 +176,6 @@ def test_an_ending_server_is_not_ready_first_and_answers_everything_that_it_acce
         fetch(server, "/v2/health/live")
     server.close()
     server.close()
-
-
-def test_callers_that_come_back_at_once_do_not_keep_an_ending_server_from_its_end(engines: dict[str, Path]) -> None:
-    server = start(engines["double"])
-    stop = threading.Event()
-    refused: list[str] = []
-    answered: list[float] = []
-
-    def call(protocol: str) -> None:
-        client = Client(protocol, server)
-        while not stop.is_set():
-            try:
-                answer = client.infer("double", {"x": ones()})
-            except Exception as error:  # refused, or the connection is closed: each client has its own error for that
-                refused.append(str(error))
-            else:
-                answered.append(float(answer.as_numpy("y")[0, 1]))
-        client.raw.close()
-
-    callers = [threading.Thread(target=call, args=(protocol,)) for protocol in ("http", "grpc")]
-    for one in callers:
-        one.start()
-    until(lambda: answered, "an answer")
-    server.drain()
-    try:
-        assert server.wait(HANG_S)
-        until(lambda: refused, "a caller was refused")
-    finally:
-        stop.set()
-        for one in callers:
-            one.join()
-    assert {*answered} == {2.0}
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
-def test_a_signal_ends_the_command_after_the_last_answer(engines: dict[str, Path], number: int) -> None:
-    command = [sys.executable, "-m", "trt_engine", "serve", str(engines["slow"]), "--json", "-q"]
-    ports = ["--http-port", "0", "--grpc-port", "0", "--metrics-port", "0", "--drain-delay", "0"]
-    with subprocess.Popen([*command, *ports], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        lines = []
-        while not lines or lines[-1] != "}\n":
-            lines.append(process.stdout.readline())
-            assert lines[-1], "it ended early"
-
-        document = json.loads("".join(lines))
-        assert document["models"][0]["state"] == "READY" and document["schema"] == "trt-engine/serve"
-        address = document["http"].removeprefix("http://")
-        metrics = document["metrics"].removeprefix("http://").removesuffix("/metrics")
-        there = type(
-            "There", (), {"http_address": address, "grpc_address": document["grpc"], "metrics_address": metrics}
-        )
-        with ThreadPoolExecutor(2) as callers:
-            calls = [callers.submit(long_call, there, protocol, 10_000) for protocol in ("http", "grpc")]
-            until(lambda: in_flight(there) == 2, "both requests were accepted")  # type: ignore[arg-type]
-            process.send_signal(number)
-            assert [call.result(HANG_S).item() for call in calls] == [1.0] * 2
-        assert process.wait(HANG_S) == 0
 
 
 def test_close_ends_callers_that_wait_for_nothing(engines: dict[str, Path]) -> None:

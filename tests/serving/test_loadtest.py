@@ -20,8 +20,7 @@ from trt_engine.errors import DeadlineExpired, EngineError, ModelError, SetupErr
 from trt_engine.open_inference.messages import message
 from trt_engine.verbs.loadtest import subjects
 from trt_engine.verbs.loadtest.http_response import HttpMetadata
-from trt_engine.verbs.loadtest.inference_request import tensor_specs
-from trt_engine.verbs.loadtest.target import parse_target
+from trt_engine.verbs.loadtest.target import parse_target, tensor_specs
 from trt_engine.verbs.serve import shared_memory
 from trt_engine.verbs.serve.server import Server
 

@@ -16,8 +16,8 @@ from serving.hostile_numbers import PLACES, REGION, VALUES, Sender
 from serving.triton import fetch
 from trt_engine.errors import UsageError
 from trt_engine.open_inference.messages import message
-from trt_engine.verbs.serve.compression import find_encoding
 from trt_engine.verbs.serve.grpc_codec import parse_infer, read_model_name
+from trt_engine.verbs.serve.inference import find_encoding
 from trt_engine.verbs.serve.server import Server
 
 Request: Any = message("ModelInferRequest")

@@ -17,16 +17,14 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info
 from trt_engine.engine import Engine
 from trt_engine.verbs.build.run import build
-from trt_engine.verbs.serve.admission import Admission
 from trt_engine.verbs.serve.config import ServeConfig
-from trt_engine.verbs.serve.cuda_memory import CudaMemory
 from trt_engine.verbs.serve.http_app import HttpApp
-from trt_engine.verbs.serve.inference import Service
+from trt_engine.verbs.serve.inference import Admission, Service
 from trt_engine.verbs.serve.metrics import make_exposition
 from trt_engine.verbs.serve.model_config import server_settings
 from trt_engine.verbs.serve.repository import Repository
 from trt_engine.verbs.serve.served_model import Mailbox
-from trt_engine.verbs.serve.shared_memory import SharedMemory
+from trt_engine.verbs.serve.shared_memory import CudaMemory, SharedMemory
 
 
 def choose_backend(wanted: str) -> str:

@@ -17,8 +17,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from trt_engine.verbs.loadtest.http_response import BadResponse, ResponseReader
-from trt_engine.verbs.loadtest.samples import (
+from trt_engine.verbs.loadtest.generator import (
     CONNECTION,
     REFUSED,
     STATUS,
@@ -29,6 +28,7 @@ from trt_engine.verbs.loadtest.samples import (
     SampleArrays,
     Samples,
 )
+from trt_engine.verbs.loadtest.http_response import BadResponse, ResponseReader
 
 RETRY_NS = 50_000_000
 """Pause of a closed loop before a refused connection is tried again."""

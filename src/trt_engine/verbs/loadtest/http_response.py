@@ -18,8 +18,7 @@ import msgspec
 
 from trt_engine.errors import EngineError, SetupError, UsageError
 from trt_engine.tensors import Signature, suggest
-from trt_engine.verbs.loadtest.inference_request import ServedModel, tensor_specs
-from trt_engine.verbs.loadtest.target import Target
+from trt_engine.verbs.loadtest.target import ServedModel, Target, tensor_specs
 
 MAX_HEAD_BYTES = 1 << 16
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?:[ \r]|$)")

@@ -42,8 +42,16 @@ from trt_engine.run_folder import LOADTEST
 from trt_engine.verbs.bench.run import output_folder
 from trt_engine.verbs.load import merge_run_settings
 from trt_engine.verbs.loadtest.config import LatencyBound, LoadtestConfig, parse_bound
-from trt_engine.verbs.loadtest.generator import LoadRun, OnProgress, Timing, arrival_times, read_arrivals
-from trt_engine.verbs.loadtest.samples import CONNECTION, REFUSED, TIMEOUT
+from trt_engine.verbs.loadtest.generator import (
+    CONNECTION,
+    REFUSED,
+    TIMEOUT,
+    LoadRun,
+    OnProgress,
+    Timing,
+    arrival_times,
+    read_arrivals,
+)
 from trt_engine.verbs.loadtest.subjects import Subject, engine_subject, server_subject
 from trt_engine.verbs.loadtest.target import is_url
 

@@ -27,13 +27,27 @@ from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature, Tensors
 from trt_engine.verbs.bench.run import open_or_build
 from trt_engine.verbs.load import load
-from trt_engine.verbs.loadtest.clients import METADATA_TIMEOUT_S, engine_facts, engine_loop, open_loop, read_model
+from trt_engine.verbs.loadtest.clients import (
+    METADATA_TIMEOUT_S,
+    engine_facts,
+    engine_loop,
+    infer_request,
+    open_loop,
+    read_model,
+)
 from trt_engine.verbs.loadtest.config import LoadtestConfig
 from trt_engine.verbs.loadtest.generator import LoadRun, OnProgress, Timing, run_loop, run_processes
-from trt_engine.verbs.loadtest.grpc_client import infer_request
 from trt_engine.verbs.loadtest.http_response import HttpMetadata
-from trt_engine.verbs.loadtest.inference_request import BINARY_EXTENSION, InputRegion, ServedModel, http_request
-from trt_engine.verbs.loadtest.target import Target, parse_target, read_token, tls_context
+from trt_engine.verbs.loadtest.target import (
+    BINARY_EXTENSION,
+    InputRegion,
+    ServedModel,
+    Target,
+    http_request,
+    parse_target,
+    read_token,
+    tls_context,
+)
 
 
 class Subject(Protocol):

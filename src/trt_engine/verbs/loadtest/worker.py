@@ -11,8 +11,14 @@ import msgspec
 import numpy as np
 
 from trt_engine.verbs.loadtest.clients import open_loop
-from trt_engine.verbs.loadtest.generator import DoneMessage, LoadJob, ReadyMessage, absolute_times
-from trt_engine.verbs.loadtest.samples import LoadWindow, MomentMeter
+from trt_engine.verbs.loadtest.generator import (
+    DoneMessage,
+    LoadJob,
+    LoadWindow,
+    MomentMeter,
+    ReadyMessage,
+    absolute_times,
+)
 from trt_engine.workers.messages import MessagePipe, error_message
 from trt_engine.workers.process import exit_with_parent, read_first_line
 

@@ -16,9 +16,7 @@ from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, TrtEngineError, UnknownModel, UsageError
 from trt_engine.format import format_address
 from trt_engine.open_inference.messages import HEALTH_SERVICE, INFERENCE_SERVICE, message, service
-from trt_engine.verbs.serve.callers import Callers
-from trt_engine.verbs.serve.compression import decompress, find_encoding, peek
-from trt_engine.verbs.serve.config import ServeConfig
+from trt_engine.verbs.serve.config import Callers, ServeConfig
 from trt_engine.verbs.serve.grpc_codec import (
     WireRequest,
     decode_infer,
@@ -28,7 +26,7 @@ from trt_engine.verbs.serve.grpc_codec import (
     read_parameters,
     statistics_message,
 )
-from trt_engine.verbs.serve.inference import Service
+from trt_engine.verbs.serve.inference import Service, decompress, find_encoding, peek
 from trt_engine.verbs.serve.served_model import ServedVersion
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,7 @@ from collections.abc import Callable
 import httptools
 
 from trt_engine.verbs.serve.config import ServeConfig
-from trt_engine.verbs.serve.http_app import HttpApp, refuse
-from trt_engine.verbs.serve.http_request import HttpRequest
+from trt_engine.verbs.serve.http_app import HttpApp, HttpRequest, refuse
 
 log = logging.getLogger(__name__)
 

@@ -1,11 +1,13 @@
-"""An inference request as both protocols carry it, and the steps that they share."""
+"""An inference request as both protocols carry it, and the steps that they share: its admission, bodies that expand."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import sys
 import time
+import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,11 +15,9 @@ from typing import TYPE_CHECKING, Any
 from trt_engine.errors import FeedError, Overloaded, TrtEngineError, UnknownModel, UsageError
 from trt_engine.open_inference.wire_tensors import check_nbytes, decode_tensor
 from trt_engine.tensors import Shape, suggest
-from trt_engine.verbs.serve.admission import Admission
-from trt_engine.verbs.serve.cuda_memory import CudaMemory
 from trt_engine.verbs.serve.repository import Repository
 from trt_engine.verbs.serve.served_model import Mailbox, ServedVersion
-from trt_engine.verbs.serve.shared_memory import SharedMemory
+from trt_engine.verbs.serve.shared_memory import CudaMemory, SharedMemory
 from trt_engine.verbs.serve.statistics import Timing
 
 if TYPE_CHECKING:
@@ -352,3 +352,210 @@ def presented(served: ServedVersion, output: RequestedOutput, array: Any) -> tup
     if output.classes:
         return served.classify(output.name, array, output.classes), "BYTES"
     return served.client_array(output.name, array), served.outputs[output.name]
+
+
+_QUIET_S, _MAX_QUIET_S = 0.1, 1.0
+"""At the end: time without a new request after which the ports are closed, and the longest wait for it."""
+
+
+class Admission:
+    """Counts requests and their bytes. Belongs to the event loop."""
+
+    def __init__(self, max_requests: int, max_bytes: int) -> None:
+        self._max_requests, self.max_bytes = max_requests, max_bytes
+        self.requests = self.nbytes = self.refused = 0
+        self.overdue = 0
+        """Bytes of answers that clients of gRPC did not read in time, and that can not be dropped."""
+        self._peak = 0
+        self.started = False
+        """Whether the models of the start are loaded."""
+        self.draining = False
+        """Whether the server is ending: not ready, connections are closed after their answer."""
+        self.closed = False
+        """Whether new requests are refused."""
+        self.shut = asyncio.Event()
+        """Set when the ports are closed: requests that come while the server ends are refused then (`wait_for_end`)."""
+        self._holding, self._late_s = False, 0.0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    def receive(self, nbytes: int, held: int = 0) -> bool:
+        """Count bytes of a request that is coming in; False, and refused, where they do not fit.
+
+        There is always room for a request whose `held` bytes are all that count.
+        """
+        if self.nbytes > held and self.nbytes + nbytes > self.max_bytes:
+            self.refused += 1
+            return False
+        self.hold(nbytes)
+        return True
+
+    def hold(self, nbytes: int) -> None:
+        """Count bytes whatever the limit is, as of an answer that its client has not read yet."""
+        self.nbytes += nbytes
+        if self.nbytes > self._peak:
+            self._peak = self.nbytes
+
+    def take_peak(self) -> int:
+        """The most bytes at once since the last call."""
+        found, self._peak = self._peak, self.nbytes
+        return found
+
+    def forget(self, nbytes: int) -> None:
+        """Bytes that were counted and are not here any more."""
+        self.nbytes -= nbytes
+
+    def check_overdue(self) -> None:
+        """`Overloaded` where answers that their clients do not read take `max_bytes`."""
+        if self.overdue > self.max_bytes:
+            self.refused += 1
+            raise Overloaded(
+                f"clients have not read {self.overdue} bytes of their answers",
+                hint="read them or close the connection; `--max-in-flight-size` sets the limit",
+            )
+
+    def enter(self, nbytes: int = 0, *, begun: bool = False) -> None:
+        """Count a whole request in; `Overloaded` where the server is full, or ending and the request had not `begun`."""
+        ending = self.closed and not begun
+        if ending or self.requests >= self._max_requests or (self.requests and self.nbytes + nbytes > self.max_bytes):
+            self.refused += 1
+            raise Overloaded(
+                "the server is shutting down" if ending else f"the server has {self.requests} requests already",
+                hint="retry later"
+                if ending
+                else "retry later; `--max-in-flight` and `--max-in-flight-size` set the limits",
+            )
+        self.requests += 1
+        self.hold(nbytes)
+        self._idle.clear()
+
+    def leave(self, nbytes: int = 0) -> None:
+        self.requests -= 1
+        self.nbytes -= nbytes
+        if not self.requests:
+            self._idle.set()
+
+    async def wait_for_end(self) -> None:
+        """For a request that the ending server refuses: back at once, but from `quiet` on when the ports are closed.
+
+        A client that is refused asks again at once, and a request that reaches a port as it is closed has no answer.
+        """
+        if self._holding:
+            self._late_s = asyncio.get_running_loop().time()
+            await self.shut.wait()
+
+    async def quiet(self) -> None:
+        """Back when no new request has come for a moment: all clients wait for an answer."""
+        loop, self._holding = asyncio.get_running_loop(), True
+        give_up_s = loop.time() + _MAX_QUIET_S
+        self._late_s = max(self._late_s, loop.time() - _QUIET_S / 2)
+        while (now_s := loop.time()) < min(self._late_s + _QUIET_S, give_up_s):
+            await asyncio.sleep(min(self._late_s + _QUIET_S, give_up_s) - now_s)
+
+    async def idle(self, timeout_s: float) -> bool:
+        """Whether no request is left, after waiting for it that long."""
+        try:
+            await asyncio.wait_for(self._idle.wait(), timeout_s)
+        except TimeoutError:
+            return False
+        return True
+
+
+_STEP = 1 << 22
+"""Bytes between two looks at the limits."""
+_SMALL = 1 << 16
+_GROWTH, _WEIGHT = 16, 8
+_REFUSED = re.compile(rb"\s*q\s*=\s*0(\.0*)?\s*")
+_LEVEL = 1
+"""zlib's fastest: an answer waits for it."""
+_FULL = "the server has no room for the request"
+
+
+class RequestTooLarge(UsageError):
+    """A request that is larger without its encoding than the server takes."""
+
+    http_status = 413
+
+
+def find_encoding(raw: bytes) -> bytes:
+    """`gzip` or `deflate` of a gRPC message that is compressed, else nothing: no message of a protocol begins so."""
+    if raw[:2] == b"\x1f\x8b":
+        return b"gzip"
+    return b"deflate" if raw[:1] == b"\x78" and int.from_bytes(raw[:2], "big") % 31 == 0 else b""
+
+
+def accepted_encoding(value: bytes) -> bytes:
+    """The first of `gzip` and `deflate` in an `Accept-Encoding`; nothing where it has neither."""
+    for item in value.lower().split(b","):
+        name, _, weight = item.partition(b";")
+        if name.strip() in (b"gzip", b"deflate") and not _REFUSED.fullmatch(weight):
+            return name.strip()
+    return b""
+
+
+def compress(encoding: bytes, parts: Iterable[Any]) -> bytes:
+    """The parts of an answer as one `gzip` or `deflate` stream."""
+    deflater = zlib.compressobj(_LEVEL, zlib.DEFLATED, _window(encoding))
+    return b"".join([*map(deflater.compress, parts), deflater.flush()])
+
+
+def peek(encoding: bytes, body: bytes | memoryview, nbytes: int) -> bytes:
+    """The first bytes of the body without its encoding; fewer, or none, of a damaged one."""
+    try:
+        return _inflater(encoding).decompress(body[:nbytes], nbytes)
+    except zlib.error:
+        return b""
+
+
+def count_bytes(nbytes: int, sent: int) -> int:
+    """What a body of `nbytes` counts that came as `sent`: one that grows as no data does pays for its answer as well.
+
+    Bytes beyond 4 MiB and 16 times what was sent count eight times: a crowd of small requests, whose answers may be
+    as large, stays well below `--max-in-flight-size`.
+    """
+    return nbytes + (_WEIGHT - 1) * max(0, nbytes - max(_GROWTH * sent, _STEP))
+
+
+async def decompress(
+    encoding: bytes, body: bytes | memoryview, most: int, admission: Admission, held: int = 0
+) -> tuple[bytearray, int]:
+    """The body without its encoding, and how many bytes count for it (`count_bytes`): the caller forgets them.
+
+    `held` are the bytes of this request that count already. Raises an error, with nothing counted, for a body that is
+    damaged, has more than `most` bytes, or more than the server has room for.
+    """
+    inflater, found, counted = _inflater(encoding), bytearray(), 0
+    try:
+        while not inflater.eof:
+            step = min(_STEP if found else _SMALL, most + 1 - len(found))
+            rest = inflater.unconsumed_tail if found else body
+            if found:
+                piece = await asyncio.to_thread(inflater.decompress, rest, step)
+            else:
+                piece = inflater.decompress(rest, step)
+            if len(found) + len(piece) > most:
+                raise RequestTooLarge(f"the request has more than {most} bytes without its encoding")
+            if not piece and not inflater.eof:
+                break
+            more = count_bytes(len(found) + len(piece), len(body)) - counted
+            if not admission.receive(more, held + counted):
+                raise Overloaded(_FULL, hint="retry later; `--max-in-flight-size` sets the limit")
+            counted += more
+            found += piece
+        if not inflater.eof or inflater.unused_data:
+            raise UsageError(f"the body is not one whole {encoding.decode()} stream")
+    except zlib.error as error:
+        admission.forget(counted)
+        raise UsageError(f"the body is not valid {encoding.decode()}: {error}") from None
+    except BaseException:
+        admission.forget(counted)
+        raise
+    return found, counted
+
+
+def _inflater(encoding: bytes) -> zlib._Decompress:
+    return zlib.decompressobj(_window(encoding))
+
+
+def _window(encoding: bytes) -> int:
+    return 31 if encoding == b"gzip" else 15

@@ -34,6 +34,8 @@ _OPEN_SIZES = (1, 128, 512)
 """Smallest, usual and largest size of a dimension that `dims` leave open, of a model that `serve` builds."""
 _DEFAULT_LEVELS, _MAX_CONTEXTS = 10, 1024
 """Priority levels of a model whose configuration has none; contexts that a configuration may request in one group."""
+_ENTRY = re.compile(r"""\w+\b\s*(:?\s*(\{[^{}]*\}|\[[^\[\]]*\])|:\s*("[^"]*"|'[^']*'|[^\s{}\[\];,]+))""")
+"""A key of the text format with a value that holds no other message."""
 _PARAMETERS = ("providers", "allow_fallback", "device", "engine")
 """Keys of `parameters` that are read; `engine` is the file of `deploy triton --backend python`."""
 CONFIG_DTYPES = {
@@ -159,13 +161,8 @@ def read_config(raw: bytes, name: str, base: ModelSettings, *, is_json: bool = F
 
     `UsageError` with every key and value that is not supported.
     """
-    config = message("ModelConfig")()
-    parse = json_format.Parse if is_json else text_format.Parse
-    try:
-        parse(raw.decode("utf-8"), config)
-    except (text_format.ParseError, json_format.ParseError, UnicodeDecodeError, RecursionError) as error:
-        raise _parse_error(name, str(error), "a `ModelConfig` as JSON" if is_json else "protobuf text format") from None
     problems = Problems(name)
+    config = _parse(raw, name, problems, is_json=is_json)
     wrong = config.name not in ("", name)
     problems.add(wrong, f"`name` is `{config.name}`, its folder is `{name}`", "leave `name` out")
     _check_keys(config, name, problems)
@@ -251,16 +248,28 @@ def _check_keys(config: Any, name: str, problems: Problems) -> None:
         log.info("`%s` of `%s`: without effect here: %s", CONFIG_FILE, name, ", ".join(f"`{key}`" for key in ignored))
 
 
-def _parse_error(name: str, text: str, form: str) -> UsageError:
-    place = re.match(r"(\d+):\d+ : ", text)
-    where = f", row {place[1]}" if place else ""
-    unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', text)
-    if unknown is not None:
-        known = [] if "." in unknown[1] else [item.name for item in message(unknown[1]).DESCRIPTOR.fields]
-        text, form = f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known)
-    elif place:
-        text = text[place.end() :]
-    return UsageError(f"`{CONFIG_FILE}` of `{name}`{where}: {text}", hint=form)
+def _parse(raw: bytes, name: str, problems: Problems, *, is_json: bool) -> Any:
+    """The `ModelConfig`; unknown keys of the text format are noted and left out, another mistake is a `UsageError`."""
+    text, form = raw.decode("utf-8", "replace"), "a `ModelConfig` as JSON" if is_json else "protobuf text format"
+    while True:
+        config = message("ModelConfig")()
+        try:
+            return (json_format if is_json else text_format).Parse(text, config)
+        except (text_format.ParseError, json_format.ParseError, RecursionError) as error:
+            found = str(error)
+        place = re.match(r"(\d+):(\d+) : ", found)
+        unknown = re.search(r'[Mm]essage type "inference\.(\S+)" has no field named "([^"]+)"', found)
+        where, text_found, hint = f"row {place[1]}: " if place else "", found[place.end() if place else 0 :], form
+        if unknown is not None:
+            known = [] if "." in unknown[1] else [item.name for item in message(unknown[1]).DESCRIPTOR.fields]
+            text_found, hint = f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known)
+        problems.add(True, where + text_found, hint)
+        start = sum(len(row) + 1 for row in text.split("\n")[: int(place[1]) - 1]) + int(place[2]) - 1 if place else 0
+        entry = _ENTRY.match(text, start) if unknown is not None and place else None
+        if entry is None:
+            problems.check()
+        else:
+            text = text[:start] + "\n" * entry[0].count("\n") + text[entry.end() :]  # rows of later errors stay
 
 
 def _file_name(config: Any, problems: Problems) -> str:
@@ -391,23 +400,26 @@ def build_config(settings: ModelSettings, path: Path, build: BuildConfig) -> Bui
     if build.profiles or (settings.config is None and not largest):
         return build
     signature = open_model(path).signature
-    shapes, opened = dict(build.shapes), dict[str, ShapeRange]()
+    shapes, ranges = dict(build.shapes), dict[str, ShapeRange]()
     usual = min((settings.max_batch if settings.join else None) or largest or 1, largest or 1)
-    for item in settings.config.input if settings.config is not None else ():
-        spec = next((spec for spec in signature.inputs if spec.name == item.name), None)
-        sizes = (*((largest or 1,) if settings.has_batch else ()), *_engine_dims(item))
-        if spec is None or spec.name in shapes or not set(spec.dynamic) - set(signature.batch_axes(spec)):
+    dims = {item.name: _engine_dims(item) for item in (settings.config.input if settings.config is not None else ())}
+    is_open = False
+    for spec in signature.inputs:
+        if spec.name not in dims or spec.name in shapes or not spec.dynamic:
             continue
-        if min(sizes, default=0) > 0:
+        sizes = (*((largest or 1,) if settings.has_batch else ()), *dims[spec.name])
+        free = {*spec.dynamic} - {*signature.batch_axes(spec)}
+        if free and min(sizes, default=0) > 0:
             shapes[spec.name] = sizes
             continue
         spans = [_OPEN_SIZES if size < 0 else (size,) * 3 for size in sizes]
         if settings.has_batch:
             spans[0] = (1, usual, largest or 1)
-        opened[spec.name] = ShapeRange(*zip(*spans, strict=True))
-    if opened and not shapes and opened.keys() == {spec.name for spec in signature.inputs if spec.dynamic}:
-        log.warning("`%s` is built for %s: `dims` are open; `--profile` sets other sizes", path.name, Profile(opened))
-        return replace(build, profiles=(Profile(opened),))
+        ranges[spec.name] = ShapeRange(*zip(*spans, strict=True))
+        is_open |= bool(free)
+    if is_open and not shapes and ranges.keys() == {spec.name for spec in signature.inputs if spec.dynamic}:
+        log.warning("`%s` is built for %s: `dims` are open; `--profile` sets other sizes", path.name, Profile(ranges))
+        return replace(build, profiles=(Profile(ranges),))
     batch = build.batch
     if batch is None and largest and any(signature.batch_axes(spec) for spec in signature.inputs):
         batch = (1, usual, largest)

@@ -66,7 +66,7 @@ def serve(
         raise SetupError(
             f"serving needs `{error.name}`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
         ) from error
-    from trt_engine.verbs.serve.callers import is_loopback
+    from trt_engine.verbs.serve.config import is_loopback
     from trt_engine.verbs.serve.model_config import build_config, server_settings
 
     if token is None and not is_loopback(chosen.host):

@@ -27,9 +27,17 @@ from trt_engine.runtime.feeds import random_feeds
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec
 from trt_engine.verbs.load import load
-from trt_engine.verbs.serve.bundle_runner import bundle_digest, join_facts, load_bundle, open_bundle
 from trt_engine.verbs.serve.config import ServeConfig
-from trt_engine.verbs.serve.execution import DirectQueue, RequestQueue, Run, TimedRunner, row_count
+from trt_engine.verbs.serve.execution import (
+    DirectQueue,
+    Run,
+    TimedRunner,
+    bundle_digest,
+    join_facts,
+    load_bundle,
+    open_bundle,
+    row_count,
+)
 from trt_engine.verbs.serve.model_config import (
     PLATFORMS,
     ModelSettings,
@@ -164,7 +172,7 @@ class ServedVersion:
         """`BinaryHead` by the JSON of binary requests over HTTP."""
         self._known_shapes: set[tuple[str, Shape]] = set()
         """Inputs and shapes that a profile takes."""
-        self.queue: RequestQueue
+        self.queue: Batcher | DirectQueue
         self._device_queue: DirectQueue | None = None
         self.signature: Signature
         self.max_batch = 0

@@ -19,16 +19,13 @@ from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import format_address
 from trt_engine.records.serve import ServedModel, ServeReport
 from trt_engine.runtime.process_bound import ProcessBound
-from trt_engine.verbs.serve.admission import Admission
-from trt_engine.verbs.serve.callers import is_loopback
-from trt_engine.verbs.serve.config import ServeConfig
-from trt_engine.verbs.serve.cuda_memory import CudaMemory
+from trt_engine.verbs.serve.config import ServeConfig, is_loopback
 from trt_engine.verbs.serve.http_app import HttpApp
 from trt_engine.verbs.serve.http_server import HttpServer, listen
-from trt_engine.verbs.serve.inference import Service
+from trt_engine.verbs.serve.inference import Admission, Service
 from trt_engine.verbs.serve.repository import Repository
 from trt_engine.verbs.serve.served_model import Mailbox
-from trt_engine.verbs.serve.shared_memory import SharedMemory
+from trt_engine.verbs.serve.shared_memory import CudaMemory, SharedMemory
 
 if TYPE_CHECKING:
     from trt_engine.verbs.serve.grpc_server import GrpcServer
