@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
+
+from onnx_models import FLOAT, node, save
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,14 +25,7 @@ def test_a_backend_of_another_package_builds_measures_and_infers(tmp_path: Path)
     (dist / "METADATA").write_text("Metadata-Version: 2.1\nName: my-backend\nVersion: 1.0\n")
     (dist / "entry_points.txt").write_text("[trt_engine.backends]\n" + entry[1].replace('"', "") + "\n")
 
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [value("x", TensorProto.FLOAT, ["batch", 3])],
-        [value("y", TensorProto.FLOAT, ["batch", 3])],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), tmp_path / "m.onnx")
+    save(tmp_path / "m.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, ["batch", 3])}, {"y": (FLOAT, ["batch", 3])})
     program = """
 import numpy as np, trt_engine as te
 engine = te.build("m.onnx", backend="reference", batch=(1, 2, 4), out="m.ref.onnx")

@@ -260,7 +260,7 @@ def test_the_commands_of_a_tutorial_or_answer_run(page: str, tmp_path: Path) -> 
         (folder / "images").mkdir()
         shutil.copy(folder / "example" / "scene.png", folder / "images")
         (folder / "build.sh").write_text("trtexec --onnx=yolo.onnx --fp16\n", encoding="utf-8")
-    quick = re.sub(r"--max-batch \d+", "--max-batch 8", _sh_blocks(page))
+    quick = re.sub(r"--max-batch \d+", "--max-batch 4", _sh_blocks(page))
     shell(quick.replace("--duration 2s", "--duration 200ms"))
     for code in re.findall(r"^```python\n(.*?)^```", (DOCS / page).read_text(encoding="utf-8"), re.M | re.S):
         done = run_python("-c", code, cwd=folder, env=environment)

@@ -6,14 +6,14 @@ else is written against `RunnerBase`. Sessions, contexts and runners inherit def
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from trt_engine.config.build import BuildConfig
-from trt_engine.config.profiles import Profile
+from trt_engine.config.profiles import Profile, check_shapes
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.engine import Engine
@@ -173,10 +173,38 @@ class Context:
         raise NotImplementedError
 
 
+_MadeContext = TypeVar("_MadeContext", bound="CheckedContext")
+
+
+class CheckedSession(Session):
+    """A session that knows its open contexts, and does not close under one."""
+
+    def __init__(self) -> None:
+        self._open: set[CheckedContext] = set()
+
+    def _register(self, made: _MadeContext) -> _MadeContext:
+        self._open.add(made)
+        return made
+
+    def _check_no_context(self) -> None:
+        if self._open:
+            raise UsageError(
+                f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
+            )
+
+
 class CheckedContext(Context):
     """A context that checks the order of its calls, for libraries that do not."""
 
-    def __init__(self) -> None:
+    equal_symbols: bool = True
+    """Whether dimensions of one name must have one size; ONNX Runtime does not require it."""
+
+    def __init__(self, owner: CheckedSession, profile: Profile | None, index: int) -> None:
+        self._owner = owner
+        self._signature = owner.signature
+        self._profile, self._index = profile, index
+        self._bound: Any = None
+        """What `bind` made of the buffers; None before."""
         self._inputs: dict[str, Shape] | None = None
         self._outputs: dict[str, Shape] = {}
         self._dynamic_outputs: dict[str, Any] | None = None
@@ -184,6 +212,62 @@ class CheckedContext(Context):
         self._generation = 0
         """Counts `prepare`, so that captured work can see that it is out of date."""
         self._closed = False
+
+    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
+        self._check_open()
+        check_shapes(self._signature, inputs, self._profile, self._index)
+        outputs = self._output_shapes(inputs)
+        self._generation += 1
+        self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
+        self._outputs = outputs
+        self._bound = self._dynamic_outputs = None
+        return dict(outputs)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._bound = None
+            self._owner._open.discard(self)
+
+    def _output_shapes(self, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+        """The outputs' shapes with symbols resolved; -1 for dimensions that depend on the data."""
+        sizes: dict[str | None, int] = {}
+        for spec in self._signature.inputs:
+            for symbol, size in zip(spec.symbols, inputs[spec.name], strict=False):
+                if symbol and self.equal_symbols and sizes.get(symbol, size) != size:
+                    raise UsageError(
+                        f"`{symbol}` is {size} in `{spec.name}` and {sizes[symbol]} in another input",
+                        hint="dimensions of one name have one size",
+                    )
+                sizes[symbol] = size
+        return {
+            spec.name: tuple(
+                size if size >= 0 else (sizes.get(symbol, -1) if symbol else -1)
+                for size, symbol in zip(spec.shape, spec.symbols or (None,) * len(spec.shape), strict=True)
+            )
+            for spec in self._signature.outputs
+        }
+
+    def _check_bound(self) -> None:
+        self._check_open()
+        if self._bound is None:
+            raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
+
+    def _deferred(self, held: Iterable[Any], compute: Callable[[], None]) -> Callable[[], None]:
+        """`compute` for a stream of the host: refused once the context is prepared again or closed, or one of the buffers
+        `held` is closed, whose addresses the library has."""
+        epoch = self._generation
+
+        def run() -> None:
+            if self._closed or epoch != self._generation:
+                raise UsageError(
+                    "a graph is out of date: its context was prepared again or closed", hint="capture it again"
+                )
+            for buffer in held:
+                buffer.memory()
+            compute()
+
+        return run
 
     def _check_open(self) -> None:
         if self._closed:

@@ -6,27 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node
+from onnx_models import save as save_model
 
 Told = tuple[int, str, str]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Neg", ["x"], ["minus"]), helper.make_node("Log", ["x"], ["log"])],
-        "g",
-        [value("x", TensorProto.FLOAT, ["batch", 3])],
-        [value(name, TensorProto.FLOAT, ["batch", 3]) for name in ("minus", "log")],
-    )
-    path = tmp_path / "two.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
+    nodes = [node("Neg", "x", "minus"), node("Log", "x", "log")]
+    row = (FLOAT, ["batch", 3])
+    return save_model(tmp_path / "two.onnx", nodes, {"x": row}, {"minus": row, "log": row})
 
 
 @pytest.fixture

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
-import onnx
 import pytest
-from onnx import helper
 from planted import HERE
 
+from onnx_models import node, save
 from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.backends.onnxruntime.cpu_kernels import has_cpu_kernel
 from trt_engine.config.build import BuildConfig
@@ -127,12 +126,8 @@ def test_the_disk_of_the_store_is_looked_at_where_it_is_another(make_model, monk
 def test_operators_nobody_runs_fail_before_anything_is_built(
     tmp_path: Path, operator: str, backend_spec: str, match: str
 ) -> None:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node(operator, ["x"], ["y"])], "g", [value("x", 1, ["n", 4])], [value("y", 1, ["n", 4])]
-    )
     path = tmp_path / "odd.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
+    save(path, [node(operator, "x", "y")], {"x": (1, ["n", 4])}, {"y": (1, ["n", 4])})
     failing(
         checked(path, backend_spec=CARD if backend_spec == "card" else get_backend(backend_spec)), ModelError, match
     )

@@ -17,6 +17,7 @@ import pytest
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 import trt_engine as te
+from onnx_models import save
 from patience import HANG_S, PATIENT_COMMAND
 from trt_engine.backends.tensorrt import parser_check
 from trt_engine.backends.tensorrt.parser_check import ParserCheck, ParserProcess, installed_version
@@ -436,14 +437,13 @@ def pair(tmp_path: Path) -> Path:
     names = ["x", *(f"t{index}" for index in range(31)), "y"]
     nodes = [node("Bernoulli" if at in (9, 24) else "Relu", [names[at]], [names[at + 1]]) for at in range(32)]
     nodes[8] = node("Mul", [names[8], "w"], [names[9]])
-    weights = numpy_helper.from_array(np.arange(1 << 15, dtype=np.float32).reshape(1, 1 << 15), "w")
-    graph = helper.make_graph(
-        nodes, "g", [value("x", FLOAT, ["n", 1 << 15])], [value("y", FLOAT, ["n", 1 << 15])], [weights]
+    return save(
+        tmp_path / "pair.onnx",
+        nodes,
+        {"x": (FLOAT, ["n", 1 << 15])},
+        {"y": (FLOAT, ["n", 1 << 15])},
+        {"w": np.arange(1 << 15, dtype=np.float32).reshape(1, 1 << 15)},
     )
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    path = tmp_path / "pair.onnx"
-    onnx.save(proto, path)
-    return path
 
 
 def test_two_nodes_refused_together_are_left_and_the_file_is_whole(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,11 +10,10 @@ import threading
 from pathlib import Path
 
 import numpy as np
-import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import trt_engine as te
+from onnx_models import FLOAT, node, save
 from patience import HANG_S
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.engine import Engine, passport_path
@@ -28,16 +27,12 @@ X = np.array([[1, -2, 3]], np.float32)
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    value = helper.make_tensor_value_info
-    graph = helper.make_graph(
-        [helper.make_node("Relu", ["x"], ["y"])],
-        "g",
-        [value("x", TensorProto.FLOAT, ["batch", 3])],
-        [value("y", TensorProto.FLOAT, ["batch", 3])],
+    return save(
+        tmp_path_factory.mktemp("model") / "relu.onnx",
+        [node("Relu", "x", "y")],
+        {"x": (FLOAT, ["batch", 3])},
+        {"y": (FLOAT, ["batch", 3])},
     )
-    path = tmp_path_factory.mktemp("model") / "relu.onnx"
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), path)
-    return path
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ pytestmark = needs("torch")
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
 
-@pytest.mark.parametrize("example", ["digits/model", "classifiers/vit", "classifiers/resnet"])
+@pytest.mark.parametrize("example", ["digits/model", "classifiers/vit"])
 def test_an_example_is_converted_compiled_and_chosen(example: str, tmp_path: Path) -> None:
     model, store, batch = tmp_path / "model.onnx", te.Store(tmp_path / "store"), (1, 2, 2)
     te.convert(EXAMPLES / f"{example}.onnx", out=model)

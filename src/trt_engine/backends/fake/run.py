@@ -18,7 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from trt_engine.atomic_io import write_atomic
 from trt_engine.backends.fake.build import MAGIC, library_version
 from trt_engine.backends.fake.options import FakeOptions
-from trt_engine.config.profiles import Profile, check_shapes, profile_at
+from trt_engine.config.profiles import Profile, profile_at
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import from_values
 from trt_engine.device import Buffer, Stream, parse_device
@@ -27,7 +27,7 @@ from trt_engine.device.host import numpy_dtype
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, UsageError
 from trt_engine.graph import walk
-from trt_engine.protocols import CheckedContext, Session, check_buffer_size
+from trt_engine.protocols import CheckedContext, CheckedSession, check_buffer_size
 from trt_engine.records.passport import Compatibility
 from trt_engine.records.profile import LayerProfile, LayerRow
 from trt_engine.tensors import Shape, Signature, Tensors, dtype, format_shape
@@ -67,7 +67,7 @@ def check_compatibility(engine: Engine, config: RuntimeConfig) -> Compatibility:
     return Compatibility("loads", f"built with the installed onnx ({here})", None)
 
 
-class FakeSession(Session):
+class FakeSession(CheckedSession):
     """A model on a fake device."""
 
     device: FakeDevice
@@ -75,28 +75,23 @@ class FakeSession(Session):
     def __init__(
         self, proto: onnx.ModelProto, signature: Signature, profiles: tuple[Profile, ...], device: FakeDevice
     ) -> None:
+        super().__init__()
         self.signature = signature
         self.device = device
         self._proto = proto
         self._profiles = profiles
-        self._open: set[FakeContext] = set()
         self._closed = False
 
     def create_context(self, profile: int = 0) -> FakeContext:
         if self._closed:
             raise UsageError("the session is closed", hint="load the engine again")
-        made = FakeContext(self, self._proto, profile_at(self._profiles, profile), profile)
-        self._open.add(made)
-        return made
+        return self._register(FakeContext(self, self._proto, profile_at(self._profiles, profile), profile))
 
     def runtime_info(self) -> dict[str, str]:
         return {"library": f"onnx {library_version()}", "computes": "onnx.reference on the host"}
 
     def close(self) -> None:
-        if self._open:
-            raise UsageError(
-                f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
-            )
+        self._check_no_context()
         self._closed = True
         self.device.close()
 
@@ -105,35 +100,24 @@ class FakeContext(CheckedContext):
     """One inference in flight on a fake device."""
 
     can_prebind = True
+    _owner: FakeSession
 
-    def __init__(self, session: FakeSession, proto: onnx.ModelProto, profile: Profile | None, index: int) -> None:
-        super().__init__()
-        self._session = session
-        self._signature = session.signature
+    def __init__(self, owner: FakeSession, proto: onnx.ModelProto, profile: Profile | None, index: int) -> None:
+        super().__init__(owner, profile, index)
         self._proto = proto
         self._evaluator = ReferenceEvaluator(proto)
-        self._profile = profile
-        self._profile_index = index
-        self._bound: dict[str, FakeBuffer] | None = None
 
-    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
-        self._check_open()
-        check_shapes(self._signature, inputs, self._profile, self._profile_index)
-        self._generation += 1
-        self._inputs = dict(inputs)
-        self._outputs = _output_shapes(self._proto, inputs)
-        self._bound = None
-        self._dynamic_outputs = None
-        return dict(self._outputs)
+    def _output_shapes(self, inputs: Mapping[str, Shape]) -> dict[str, Shape]:
+        return _output_shapes(self._proto, inputs)
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         types = {spec.name: spec.dtype for spec in self._signature}
         bound = {}
         for name, shape in self._check_buffers(buffers).items():
             buffer = buffers[name]
-            if not isinstance(buffer, FakeBuffer) or buffer.device is not self._session.device:
+            if not isinstance(buffer, FakeBuffer) or buffer.device is not self._owner.device:
                 raise UsageError(
-                    f"the buffer of `{name}` is not on `{self._session.device.name}`", hint="allocate it there"
+                    f"the buffer of `{name}` is not on `{self._owner.device.name}`", hint="allocate it there"
                 )
             check_buffer_size(name, buffer, _nbytes(types[name], shape))
             buffer.memory()
@@ -141,12 +125,10 @@ class FakeContext(CheckedContext):
         self._bound = bound
 
     def enqueue(self, stream: Stream) -> None:
-        self._check_open()
-        if self._inputs is None or self._bound is None:
-            raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
+        self._check_bound()
         if not isinstance(stream, FakeStream):
             raise UsageError("the stream is of another device", hint="`session.device.stream()`")
-        inputs, outputs, bound = self._inputs, self._outputs, self._bound
+        inputs, outputs, bound = self._inputs or {}, self._outputs, self._bound
         stream.enqueue(lambda: self._compute(inputs, outputs, bound), list(bound.values()), self._stale())
 
     def _stale(self) -> Callable[[], str | None]:
@@ -165,7 +147,7 @@ class FakeContext(CheckedContext):
         epoch = self._generation
 
         def buffers() -> dict[str, FakeBuffer]:
-            at = self._session.device.buffer_at
+            at = self._owner.device.buffer_at
             return {spec.name: at(address) for spec, address in zip(self._signature, addresses, strict=True)}
 
         def run() -> None:
@@ -184,12 +166,6 @@ class FakeContext(CheckedContext):
                 stream.synchronize()
 
         return run
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._bound = None
-            self._session._open.discard(self)
 
     def _compute(
         self, inputs: Mapping[str, Shape], outputs: Mapping[str, Shape], bound: Mapping[str, FakeBuffer]

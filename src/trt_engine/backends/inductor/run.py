@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from trt_engine.backends.inductor.options import InductorOptions
-from trt_engine.config.profiles import Profile, check_shapes, profile_at
+from trt_engine.config.profiles import Profile, profile_at
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import from_values
 from trt_engine.device import Buffer, Device, Stream, open_device, parse_device
@@ -21,7 +21,7 @@ from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, MemoryExhausted, TrtEngineError, UsageError
 from trt_engine.format import library_reason
 from trt_engine.plan_header import is_native_package
-from trt_engine.protocols import CheckedContext, Session, check_buffer_size
+from trt_engine.protocols import CheckedContext, CheckedSession, check_buffer_size
 from trt_engine.tensors import Shape, Tensors, TensorSpec, dtype
 from trt_engine.workers.crash import is_out_of_memory
 
@@ -112,10 +112,11 @@ class _CudaArray:
         }  # fmt: skip
 
 
-class InductorSession(Session):
+class InductorSession(CheckedSession):
     """A loaded package. On the CPU `run` takes host arrays; on a GPU contexts run on the device's streams."""
 
     def __init__(self, engine: Engine, run: Callable[[list[torch.Tensor]], list[torch.Tensor]], device: Device) -> None:
+        super().__init__()
         self.signature = engine.signature
         self.device = device
         self.on_gpu = device.name != "cpu"
@@ -124,7 +125,6 @@ class InductorSession(Session):
         self._run: Callable[[list[torch.Tensor]], list[torch.Tensor]] | None = run
         self._tf32 = engine.passport.build.notes.get("tf32") == "on"
         self._computes_fp32 = self.on_gpu and not {"fp32", "tf32"}.isdisjoint(engine.passport.precision.shares)
-        self._open: set[InductorContext] = set()
         self._facts = {"library": f"torch {torch.__version__}", "tf32": "on" if self._tf32 else "off"}
         self.pools: list[Any] = []
         """Memory pools of captured graphs, which must outlive them."""
@@ -151,18 +151,13 @@ class InductorSession(Session):
     def create_context(self, profile: int = 0) -> InductorContext:
         if self._run is None:
             raise UsageError("the session is closed", hint="load the engine again")
-        made = InductorContext(self, profile_at(self.profiles, profile), profile)
-        self._open.add(made)
-        return made
+        return self._register(InductorContext(self, profile_at(self.profiles, profile), profile))
 
     def runtime_info(self) -> dict[str, str]:
         return dict(self._facts)
 
     def close(self) -> None:
-        if self._open:
-            raise UsageError(
-                f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
-            )
+        self._check_no_context()
         self._run = None
         self.pools.clear()
         if self.on_gpu:
@@ -173,39 +168,14 @@ class InductorSession(Session):
 class InductorContext(CheckedContext):
     """One inference in flight over buffers of the host or of a GPU."""
 
+    _owner: InductorSession
+
     def __init__(self, owner: InductorSession, profile: Profile | None, index: int) -> None:
-        super().__init__()
-        self._owner = owner
-        self._profile, self._index = profile, index
-        self._bound: tuple[list[torch.Tensor], dict[str, torch.Tensor], list[Any]] | None = None
+        super().__init__(owner, profile, index)
         self._stream: tuple[int, Any] = (0, None)
         self._pool: Any = None
         """Memory of the temporaries of this context's graphs, which run one after the other."""
         self.can_prebind = owner.on_gpu
-
-    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
-        self._check_open()
-        signature = self._owner.signature
-        check_shapes(signature, inputs, self._profile, self._index)
-        sizes: dict[str, int] = {}
-        for spec in signature.inputs:
-            for symbol, size in zip(spec.symbols, inputs[spec.name], strict=False):
-                if symbol and sizes.setdefault(symbol, size) != size:
-                    raise UsageError(
-                        f"`{symbol}` is {size} in `{spec.name}` and {sizes[symbol]} in another input",
-                        hint="dimensions of one name have one size",
-                    )
-        self._generation += 1
-        self._bound = self._dynamic_outputs = None
-        self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
-        self._outputs = {
-            spec.name: tuple(
-                size if size >= 0 else sizes.get(symbol or "", -1)
-                for size, symbol in zip(spec.shape, spec.symbols or (None,) * len(spec.shape), strict=True)
-            )
-            for spec in signature.outputs
-        }
-        return dict(self._outputs)
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         wanted = self._check_buffers(buffers)
@@ -239,26 +209,14 @@ class InductorContext(CheckedContext):
         return flat.view(_torch_dtype(spec.dtype)).reshape(shape)
 
     def enqueue(self, stream: Stream) -> None:
-        self._check_open()
-        if self._bound is None:
-            raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
+        self._check_bound()
         if self._owner.on_gpu:
             self._enqueue_on_gpu(stream)
             return
         if not isinstance(stream, HostStream):
             raise UsageError("the stream is of another device", hint="`session.device.stream()`")
-        (inputs, outputs, held), epoch = self._bound, self._generation
-
-        def compute() -> None:
-            if self._closed or epoch != self._generation:
-                raise UsageError(
-                    "a graph is out of date: its context was prepared again or closed", hint="capture it again"
-                )
-            for buffer in held:
-                buffer.memory()  # raises if closed: tensors have raw addresses
-            self._deliver(self._owner.launch(inputs), outputs)
-
-        stream.enqueue(compute)
+        inputs, outputs, held = self._bound
+        stream.enqueue(self._deferred(held, lambda: self._deliver(self._owner.launch(inputs), outputs)))
 
     def prebind(self, addresses: tuple[int, ...], stream: Stream, *, waits: bool = False) -> Callable[[], None]:
         self._check_open()
@@ -282,7 +240,6 @@ class InductorContext(CheckedContext):
         return launch
 
     def _enqueue_on_gpu(self, stream: Any) -> None:
-        assert self._bound is not None
         inputs, outputs, held = self._bound
         for buffer in held:
             _ = buffer.pointer  # refuses a closed one
@@ -323,9 +280,3 @@ class InductorContext(CheckedContext):
         late = super().outputs()
         specs = {spec.name: spec for spec in self._owner.signature.outputs}
         return {name: _as_array(value.cpu(), specs[name]) for name, value in late.items()}
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._bound = None
-            self._owner._open.discard(self)

@@ -18,11 +18,11 @@ from trt_engine.backends.onnxruntime.ort_values import (
     to_numpy,
     to_ort_value,
 )
-from trt_engine.config.profiles import Profile, check_shapes, profile_at
+from trt_engine.config.profiles import Profile, profile_at
 from trt_engine.device import Buffer, Device, Stream, open_device, parse_device
 from trt_engine.device.host import HostBuffer, HostStream
 from trt_engine.errors import UsageError
-from trt_engine.protocols import CheckedContext, Session, check_buffer_size
+from trt_engine.protocols import CheckedContext, CheckedSession, check_buffer_size
 from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, dtype
 
 
@@ -52,7 +52,7 @@ def bind_run(loaded: ort.InferenceSession) -> Callable[[Sequence[str], Any], Seq
     return run
 
 
-class OnnxRuntimeSession(Session):
+class OnnxRuntimeSession(CheckedSession):
     """An engine in ONNX Runtime. `run` is safe from many threads; contexts are for one thread each."""
 
     runs_host_arrays = True
@@ -66,13 +66,13 @@ class OnnxRuntimeSession(Session):
         *,
         interruptible: bool = False,
     ) -> None:
+        super().__init__()
         self.signature = signature
         self.device: Device = open_device("cpu")  # for buffers; GPU providers copy them
         self._loaded: ort.InferenceSession | None = loaded
         self._profiles = profiles
         self._runtime_info = runtime_info
         self._names = [spec.name for spec in signature.outputs]
-        self._open: set[OnnxRuntimeContext] = set()
         self._options = session.run_options()
         plain = all(is_numpy_dtype(spec.dtype) for spec in signature)
         self._run: Callable[[Sequence[str], Any], Sequence[Any]] = bind_run(loaded) if plain else self._run_ort_values
@@ -89,18 +89,14 @@ class OnnxRuntimeSession(Session):
             raise session.translate_run_error(error) from error
 
     def create_context(self, profile: int = 0) -> OnnxRuntimeContext:
-        made = OnnxRuntimeContext(self, self._require_open(), profile_at(self._profiles, profile), profile)
-        self._open.add(made)
-        return made
+        span = profile_at(self._profiles, profile)
+        return self._register(OnnxRuntimeContext(self, self._require_open(), span, profile))
 
     def runtime_info(self) -> dict[str, str]:
         return dict(self._runtime_info)
 
     def close(self) -> None:
-        if self._open:
-            raise UsageError(
-                f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
-            )
+        self._check_no_context()
         self._loaded = None
         self._run = _raise_closed
         self.device.close()
@@ -109,9 +105,6 @@ class OnnxRuntimeSession(Session):
         if self._loaded is None:
             raise UsageError("the session is closed", hint="load the engine again")
         return self._loaded
-
-    def _remove_context(self, context: OnnxRuntimeContext) -> None:
-        self._open.discard(context)
 
     def _run_ort_values(self, names: Sequence[str], feeds: Tensors) -> list[Any]:
         """`run` for dtypes numpy lacks, through OrtValues."""
@@ -220,26 +213,15 @@ def _raise_closed(names: Sequence[str], feeds: Any) -> Sequence[Any]:
 class OnnxRuntimeContext(CheckedContext):
     """One inference in flight over host buffers."""
 
+    equal_symbols = False
+    _owner: OnnxRuntimeSession
+
     def __init__(
         self, owner: OnnxRuntimeSession, loaded: ort.InferenceSession | None, profile: Profile | None, index: int
     ) -> None:
-        super().__init__()
-        self._owner = owner
+        super().__init__(owner, profile, index)
         self._loaded: Any = loaded
         self._options = owner._options
-        self._signature = owner.signature
-        self._profile = profile
-        self._index = index
-        self._bound: tuple[Any, tuple[HostBuffer, ...]] | None = None
-
-    def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
-        self._check_open()
-        sizes = self._symbol_values(inputs)
-        self._generation += 1
-        self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
-        self._outputs = {spec.name: _resolve_shape(spec, sizes) for spec in self._signature.outputs}
-        self._bound = self._dynamic_outputs = None
-        return dict(self._outputs)
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         wanted = self._check_buffers(buffers)
@@ -256,20 +238,12 @@ class OnnxRuntimeContext(CheckedContext):
         self._bound = (binding, tuple(held))
 
     def enqueue(self, stream: Stream) -> None:
-        self._check_open()
-        if self._bound is None:
-            raise UsageError("an inference was enqueued before `prepare` and `bind`", hint="call them first")
+        self._check_bound()
         if not isinstance(stream, HostStream):
             raise UsageError("the stream is of another device", hint="`session.device.stream()`")
-        (binding, held), epoch = self._bound, self._generation
+        binding, held = self._bound
 
         def compute() -> None:
-            if self._closed or epoch != self._generation:
-                raise UsageError(
-                    "a graph is out of date: its context was prepared again or closed", hint="capture it again"
-                )
-            for buffer in held:
-                buffer.memory()  # raises if closed: ONNX Runtime has raw addresses
             try:
                 self._loaded.run_with_iobinding(binding, self._options)
             except session.ERRORS as error:
@@ -280,31 +254,7 @@ class OnnxRuntimeContext(CheckedContext):
                 if -1 in self._outputs[spec.name]
             }
 
-        stream.enqueue(compute)
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._bound = None
-            self._owner._remove_context(self)
-
-    def _symbol_values(self, inputs: Mapping[str, Shape]) -> dict[str, int]:
-        """Check the input shapes; returns the values of symbolic dimensions."""
-        check_shapes(self._signature, inputs, self._profile, self._index)
-        return {
-            symbol: size
-            for spec in self._signature.inputs
-            for symbol, size in zip(spec.symbols, inputs[spec.name], strict=False)
-            if symbol
-        }
-
-
-def _resolve_shape(spec: TensorSpec, sizes: Mapping[str, int]) -> Shape:
-    """An output's shape with symbols resolved; -1 for data-dependent dimensions."""
-    symbols = spec.symbols or (None,) * len(spec.shape)
-    return tuple(
-        size if size >= 0 else sizes.get(symbol or "", -1) for size, symbol in zip(spec.shape, symbols, strict=True)
-    )
+        stream.enqueue(self._deferred(held, compute))
 
 
 def _host_buffer(spec: TensorSpec, shape: Shape, buffer: Buffer) -> HostBuffer:

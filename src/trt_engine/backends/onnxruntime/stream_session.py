@@ -175,9 +175,7 @@ class OnnxRuntimeMultiStreamSession(OnnxRuntimeGpuSession):
 
     def create_context(self, profile: int = 0) -> OnnxRuntimeStreamContext:
         self._require_open()
-        made = OnnxRuntimeStreamContext(self, profile_at(self._profiles, profile), profile)
-        self._open.add(made)
-        return made
+        return self._register(OnnxRuntimeStreamContext(self, profile_at(self._profiles, profile), profile))
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         self._ensure_host_session()
