@@ -1,23 +1,27 @@
 """SIGKILL at random moments, and while something is staged: what a verb leaves must be whole, and its next run ends with 0.
 
-    python benchmarks/kills.py --kills 200 --staged 60 [--seed 1] [--merge]    prints a table and writes the record
+    python benchmarks/kills.py --kills 200 --staged 60 [--seed 1] [--merge] [--verb batch]    writes the record
 
 Each case forks a process that has imported the package, runs a verb in it and kills it. After that every engine, record and
-copy that is there opens, the same command again ends with 0, and nothing staged is left beside what it wrote.
+copy that is there opens, the same command again ends with 0, and nothing staged is left beside what it wrote. `batch` (from
+Parquet to Parquet, each row once) is tried where Ray is installed.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import json
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,15 +32,23 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 import numpy as np  # noqa: E402
 import onnx  # noqa: E402
-import onnxruntime  # noqa: E402, F401 - loaded before the fork
+import onnxruntime  # noqa: E402 - loaded before the fork
+from onnx import numpy_helper  # noqa: E402
 
 import trt_engine as te  # noqa: E402
 from onnx_models import FLOAT, node, save  # noqa: E402
 from trt_engine.cli.main import run as command_line  # noqa: E402
 
+try:
+    import pyarrow
+    import pyarrow.parquet
+except ImportError:
+    pyarrow = None
+
 RESULTS = ROOT / "benchmarks" / "results" / "kills-cpu.jsonl"
 STAGED = "*.tmp"
 LONGEST_S = 120.0
+ROWS = 400
 
 
 def main(args: Sequence[str] | None = None) -> int:
@@ -45,19 +57,28 @@ def main(args: Sequence[str] | None = None) -> int:
     parser.add_argument("--staged", type=int, default=60, help="of these while a staged path is there")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--merge", action="store_true", help="add to the record")
+    parser.add_argument("--verb", action="append", choices=[*VERBS], help="these alone")
     options = parser.parse_args(args)
+    verbs = options.verb or [verb for verb in VERBS if verb != "batch" or importlib.util.find_spec("ray")]
+    head = subprocess.run(
+        ["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
+    )
+    commit = head.stdout.strip()
     pick, rows, lengths = random.Random(options.seed), list[dict[str, Any]](), dict[str, float]()
     while len(rows) < options.kills or sum(row["staged"] for row in rows) < options.staged:
         wants = sum(row["staged"] for row in rows) < options.staged
-        verb = pick.choice([*VERBS])
+        verb = pick.choice(verbs)
         with tempfile.TemporaryDirectory() as name:
-            row = {"seed": options.seed, "verb": verb} | _case(verb, Path(name), pick, lengths, wants)
+            row = (
+                {"seed": options.seed, "verb": verb}
+                | _case(verb, Path(name), pick, lengths, wants)
+                | {"commit": commit}
+            )
         if row.pop("over") and not row["faults"]:
             continue  # it had ended
         rows.append(row)
         print(json.dumps(row), file=sys.stderr, flush=True)
-    mode = "a" if options.merge else "w"
-    with RESULTS.open(mode) as file:
+    with RESULTS.open("a" if options.merge else "w") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     print(table(rows))
     return int(any(row["faults"] for row in rows))
@@ -87,7 +108,11 @@ def _case(verb: str, folder: Path, pick: random.Random, lengths: dict[str, float
     moment = pick.uniform(0.05, 1.0) * lengths.get(verb, 2.0)
     while time.monotonic() - began < LONGEST_S:
         over = os.waitpid(child, os.WNOHANG)[0] != 0
-        staged = bool(_staged(folder))
+        if argv[0].endswith("/reload") and not (folder / "serves").exists() and not over:
+            began = time.monotonic()  # it still starts
+            time.sleep(0.002)
+            continue
+        staged = any(not path.name.startswith(".ray.") for path in _staged(folder))  # Ray's is there all the time
         if over or (staged and wants) or (not wants and time.monotonic() - began > moment):
             break
         time.sleep(0.002)
@@ -101,11 +126,19 @@ def _case(verb: str, folder: Path, pick: random.Random, lengths: dict[str, float
         os.waitpid(child, 0)
     left = _staged(folder)
     faults = [*_broken(folder)]
+    (folder / "serves").unlink(missing_ok=True)
     again = _start(argv, folder)
     code = _wait(again)
     text = (folder / "log").read_text()[-300:]
     faults += [f"the next run ended with {code}: {text}"] if code else []
     faults += [f"left {path.name}" for path in _staged(folder)] + [*_broken(folder)]
+    if verb == "batch" and not code:
+        parts = [
+            pyarrow.parquet.ParquetFile(path).read() for path in sorted((folder / "results").glob("part-*.parquet"))
+        ]
+        found = [row for part in parts for row in part["row"].to_pylist()]
+        if found != [*range(ROWS)]:
+            faults.append(f"rows {len(found)}, {len({*found})} distinct")
     return {"staged": staged and not over, "over": over, "left": len(left), "faults": faults}
 
 
@@ -126,6 +159,9 @@ def _write_inputs(folder: Path) -> None:
         "models: [m.onnx]\nbatches: [1, 4]\nmodes: [build, bench]\nwarmup: 2\niterations: 3\nbench: {duration: 50ms}\n"
     )
     np.savez(folder / "x.npz", x=rng.standard_normal((8, 512), np.float32))
+    if pyarrow is not None:
+        column = pyarrow.array([[float(row)] * 512 for row in range(ROWS)], pyarrow.list_(pyarrow.float32()))
+        pyarrow.parquet.write_table(pyarrow.table({"x": column}), folder / "rows.parquet", row_group_size=64)
 
 
 def _argv(text: str) -> Callable[[Path], list[str]]:
@@ -140,6 +176,8 @@ VERBS: dict[str, Callable[[Path], list[str]]] = {
     "bundle": _argv("bundle @model_meta.json -o @engines --no-parity"),
     "run": _argv("run @plan.yaml -o @sweep"),
     "serve that loads": _argv("@serve"),
+    "serve that reloads": _argv("@reload"),
+    "batch": _argv("batch @m.onnx @rows.parquet -o @results --part-rows 20"),
 }
 
 
@@ -155,7 +193,8 @@ def _start(argv: list[str], folder: Path) -> int:
         os.dup2(os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(1, 2)
         os.chdir(folder)
-        code = _serve(folder) if argv[0].endswith("/serve") else command_line(argv)
+        own = {"serve": _serve, "reload": _reload}.get(Path(argv[0]).name)
+        code = own(folder) if own else command_line(argv)
     finally:
         os._exit(code)
 
@@ -176,6 +215,44 @@ def _serve(folder: Path) -> int:
             time.sleep(0.5)
         assert server.http_address
     return 0
+
+
+def _reload(folder: Path) -> int:
+    """A server whose model is replaced by others, each built while the one before serves; the last one answers."""
+    repository = folder / "models"
+    shutil.rmtree(repository, ignore_errors=True)
+    place = repository / "m" / "1" / "model.onnx"
+    place.parent.mkdir(parents=True)
+    shutil.copy(folder / "m.onnx", place)
+    proto = onnx.load(folder / "m.onnx")
+    settings: dict[str, Any] = {"http_port": 0, "grpc_port": -1, "metrics_port": -1, "poll_interval_s": 0.05}
+    with te.serve(
+        (), model_repository=repository, model_control_mode="poll", build_models=True, drain_delay_s=0.0, **settings
+    ) as server:
+        url = f"http://{server.http_address}/v2/models/m/infer"
+        (folder / "serves").touch()
+        for number in range(2, 5):
+            tensor = proto.graph.initializer[2]
+            scaled = numpy_helper.to_array(tensor) * np.float32(number)
+            tensor.CopyFrom(numpy_helper.from_array(scaled, tensor.name))
+            wanted = onnxruntime.InferenceSession(proto.SerializeToString()).run(
+                None, {"x": np.ones((1, 512), np.float32)}
+            )
+            (folder / "next").write_bytes(proto.SerializeToString())
+            (folder / "next").replace(place)
+            end = time.monotonic() + 30
+            while not np.allclose(_ask(url), wanted[0], rtol=1e-3, atol=1e-3 * float(np.abs(wanted[0]).max())):
+                if time.monotonic() > end:
+                    raise TimeoutError("the model that replaced another one does not answer")
+                time.sleep(0.05)
+    return 0
+
+
+def _ask(url: str) -> np.ndarray:
+    item = {"name": "x", "shape": [1, 512], "datatype": "FP32", "data": [1.0] * 512}
+    request = urllib.request.Request(url, json.dumps({"inputs": [item]}).encode(), method="POST")
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return np.array(json.load(answer)["outputs"][0]["data"], np.float32)[None]
 
 
 def _wait(child: int) -> int:
@@ -206,9 +283,11 @@ def _broken(folder: Path) -> Iterator[str]:
                 onnx.checker.check_model(onnx.load(path))
             if path.name.endswith(".engine.onnx") or (folder / "store" in path.parents and path.suffix == ".onnx"):
                 te.Engine.open(path).verify()
-            if path.suffix == ".json":
+            if path.match("results/part-*.parquet"):
+                pyarrow.parquet.ParquetFile(path).read()
+            if path.suffix == ".json" and "ray" not in path.parts:
                 json.loads(path.read_text())
-            if path.suffix == ".jsonl":
+            if path.suffix == ".jsonl" and path.name != "journal.jsonl":  # whose last line may be half of one
                 for line in path.read_text().splitlines():
                     json.loads(line)
         except Exception as error:

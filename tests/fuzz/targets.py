@@ -7,8 +7,10 @@ import io
 import itertools
 import json
 import random
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,9 @@ from fuzz.command_lines import command_line, environment
 from fuzz.inputs import Input
 from fuzz.mutate import evil_pickle, mutate
 from fuzz.seeds import Files, Seeds, zipped
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+from stated_numbers import draw
 
 __all__ = ["TARGETS", "Target"]
 
@@ -63,6 +68,14 @@ class _Words(Target):
 
     def _call(self, rng: random.Random, files: Files) -> list[str]:
         return command_line(rng)
+
+
+class _Numbers(Target):
+    """Every integer that a file states, with another number in its place."""
+
+    def make(self, rng: random.Random, seeds: Seeds) -> Input:
+        files, call = draw(rng, seeds)
+        return Input(self.name, files, [call.split()], self.env)
 
 
 class _Environment(Target):
@@ -274,6 +287,7 @@ def _table() -> list[Target]:
         Target("nsys-exports", files(lambda seeds: seeds.nsys_export), every, ("@nsys x.sqlite",), (2, 3)),
         Target("kineto", files(lambda seeds: {"trace.json": _json(seeds.kineto)}), every, ("@kineto trace.json",), (2, 3)),
         Target("sources", _sources, every, converted, (2, 3, 4)),
+        _Numbers("stated-numbers", _places, none, none, (2, 3, 4, 5, 6, 7, 10, 11), 2),
         _Words("command-lines", _places, none, none, (2, 3, 4, 5, 6, 10, 12)),
         _Environment("environment", _places, none, started, (2, 3, 4, 10), 2),
     ]  # fmt: skip

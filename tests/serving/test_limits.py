@@ -66,6 +66,27 @@ def test_a_full_server_refuses_and_says_when_to_come_back(
     assert "trt_engine_refused_requests_total 2.0" in fetch(server, "/metrics")[2]
 
 
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_an_answer_counts_before_it_is_computed(
+    engines: dict[str, Path], serve: Callable[..., Server], protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, gate = serve(engines["double"], max_in_flight_size=20_000), threading.Event()
+    for name in ("run", "run_batched"):
+        run = getattr(TimedRunner, name)
+        monkeypatch.setattr(TimedRunner, name, lambda *given, run=run: gate.wait(HANG_S) and run(*given))
+    assert server._service is not None
+    (served,) = server._service.repository.models["double"].versions.values()
+    monkeypatch.setattr(served, "small_answers", False)
+    monkeypatch.setattr(served, "answer_nbytes", lambda feeds: 15_000)
+    clients = [Client(protocol, server) for _ in range(2)]
+    with ThreadPoolExecutor(2) as callers:
+        calls = [callers.submit(client.infer, "double", {"x": ones()}) for client in clients]
+        until(lambda: any(call.done() for call in calls), "one has no room")
+        gate.set()
+        assert sorted(call.exception() is None for call in calls) == [False, True]
+    assert server._service.admission.nbytes == 0
+
+
 @pytest.mark.parametrize("model", ["slow", "double"], ids=["one by one", "joined"])
 def test_a_full_queue_names_the_flag_of_its_limit(
     engines: dict[str, Path], serve: Callable[..., Server], model: str, monkeypatch: pytest.MonkeyPatch

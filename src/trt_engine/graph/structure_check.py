@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -248,9 +249,12 @@ def _check_equation(node: NodeProto) -> None:
             )
 
 
-def _check_graph(owner: GraphProto | FunctionProto, inputs: Iterable[str]) -> None:
+def _check_graph(owner: GraphProto | FunctionProto, inputs: Sequence[str]) -> None:
     makers: dict[str, NodeProto] = {}
     given, early = set(inputs), set[str]()
+    if len(given) < len(inputs):
+        twice = Counter(inputs).most_common(1)[0][0]
+        raise InvalidModel(f"is broken: `{owner.name}` has two inputs `{twice}`", hint=_DAMAGED_HINT)
     for node in owner.node:
         if node.op_type == "Einsum":
             _check_equation(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -28,6 +28,8 @@ _MAX_NBYTES = 2**63 - 1
 _LENGTH = struct.Struct("<I")
 _MAX_VALUES = 1 << 22
 """Values of an output in JSON: each takes some fifty bytes until it is sent."""
+PART = 1 << 14
+"""Values that are encoded at once, while other threads wait."""
 _MAX_STRINGS, _MAX_TEXT = 1 << 21, 1 << 26
 """Strings of a tensor, and their bytes: in memory each takes some hundred bytes, or four for each letter."""
 
@@ -150,8 +152,8 @@ def from_values(name: str, datatype: str, shape: Shape, values: Sequence[Any]) -
         raise FeedError(f"input `{name}` has a value outside {datatype}", hint="a smaller one, or FP64") from None
 
 
-def to_values(name: str, array: Array, datatype: str) -> list[Any]:
-    """The values of a tensor in row-major order, for JSON; `UsageError` for a type without a JSON form."""
+def to_values(name: str, array: Array, datatype: str) -> Iterator[list[Any]]:
+    """The values of a tensor in row-major order, for JSON, in parts; `UsageError` for a type without a JSON form."""
     if datatype in ("FP16", "BF16"):
         raise UsageError(
             f"output `{name}` is {datatype}, which has no JSON form", hint="ask for it with `binary_data`: true"
@@ -160,8 +162,9 @@ def to_values(name: str, array: Array, datatype: str) -> list[Any]:
         raise UsageError(
             f"output `{name}` has {array.size} values, {_MAX_VALUES} are sent as JSON", hint="`binary_data`: true"
         )
-    values = array.reshape(-1).tolist()
-    return [_as_text(value) for value in values] if datatype == "BYTES" else values
+    flat = array.reshape(-1)
+    parts = (flat[start : start + PART].tolist() for start in range(0, flat.size, PART))
+    return ([*map(_as_text, part)] for part in parts) if datatype == "BYTES" else parts
 
 
 def _as_text(value: Any) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trt_engine.benchmark.stability import advice
 from trt_engine.format import join_names
-from trt_engine.reporting import bench, cameras, compare, loadtest, profile, size, streams, sweep, upgrade
+from trt_engine.reporting import bench, cameras, compare, loadtest, profile, size, streams, sweep
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import Commands, KeyFigure, Links, Notice, ReportDocument, Section, clean
 from trt_engine.reporting.run_records import RECORD_FILES, RunRecords
@@ -47,7 +47,7 @@ def build_document(run: RunRecords, base: Path | None = None) -> ReportDocument:
         subtitle=_subtitle(scene),
         device=scene.device_line(),
         figures=tuple(_key_figures(scene)),
-        claim=size.explain_count(scene) or compare.summarize(run.comparison) or upgrade.summarize(run.upgrade),
+        claim=size.explain_count(scene) or compare.summarize(run.comparison) or compare.summarize_upgrade(run.upgrade),
         notices=tuple(_leading_notices(said)),
         sections=tuple(_with_warnings([one for one in _sections(scene) if one is not None], said)),
         footer=f"Written by trt-engine{version} from {listed}. "
@@ -105,7 +105,7 @@ def _sections(context: ReportContext) -> Iterator[Section | None]:
         yield compare.compare_section(context, run.comparison)
         yield compare.structure_section(run.comparison.comparisons)
     if run.upgrade is not None:
-        yield upgrade.upgrade_section(run.upgrade)
+        yield compare.upgrade_section(run.upgrade)
         yield compare.structure_section([item.comparison for item in run.upgrade.items])
     if not run.cells:  # the main content of a profile
         yield from inside
@@ -190,7 +190,7 @@ def _key_figures(context: ReportContext) -> Iterator[KeyFigure]:
     elif run.comparison is not None and run.comparison.comparisons:
         yield from compare.key_figures(run.comparison)
     elif run.upgrade is not None:
-        yield from upgrade.key_figures(run.upgrade)
+        yield from compare.upgrade_figures(run.upgrade)
     elif run.profile is not None and len(run.measurements) <= 1:  # the one is the profile's own
         yield from profile.key_figures(run.profile)
         if run.measurements:

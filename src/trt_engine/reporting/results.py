@@ -50,7 +50,7 @@ _FUNCTIONS = {
     "Signature": "engines.signature",
     "SizeReport": "size.size_report",
     "Stats": "engines.stats",
-    "UpgradeReport": "upgrade.upgrade_report",
+    "UpgradeReport": "compare.upgrade_report",
     "ValidateReport": "builds.validate_report",
 }
 """By type the module here and its function; a module is imported when it is first needed."""

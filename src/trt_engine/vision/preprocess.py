@@ -169,13 +169,14 @@ def read_image(raw: bytes) -> Image.Image:
 def _opened(raw: bytes) -> Iterator[Image.Image]:
     """The image with its header read; `BadImage` for what is wrong with it, or in the block."""
     require_pillow()
-    bombs = (Image.DecompressionBombError, Image.DecompressionBombWarning)
     try:
         with Image.open(io.BytesIO(raw), formats=_FORMATS) as opened:
             if (pixels := opened.width * opened.height) > IMAGE_PIXELS.value:
                 raise BadImage(f"it has {pixels} pixels; {IMAGE_PIXELS.hint}")
             yield opened
-    except (OSError, SyntaxError, ValueError, IndexError, OverflowError, MemoryError, *bombs) as error:
+    except BadImage:
+        raise
+    except Exception as error:  # a damaged file may raise anything in a decoder
         reason = library_reason(error)
         if isinstance(error, UnidentifiedImageError):  # its message has the buffer's address
             other = failed_download(raw[:64])

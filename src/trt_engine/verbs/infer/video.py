@@ -7,7 +7,7 @@ import io
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Queue
@@ -26,21 +26,22 @@ from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature
 from trt_engine.video.decoder import describe_clip, find_clips, is_live, open_decoder, shown_address
 from trt_engine.video.device_frames import device_frames
-from trt_engine.video.drawing import contact_sheet, draw_counts
 from trt_engine.video.pipeline import FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.video.writer import VideoWriter
 from trt_engine.vision.spec import Vision
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
-
     from trt_engine.config.evaluate import InferConfig
+
+with contextlib.suppress(ImportError):  # who draws has read a clip
+    from PIL import Image, ImageDraw, ImageFont
 
 _MAX_BATCH = 8
 """Frames inferred at once: every frame of a batch is in memory."""
 _SHEET_FRAMES, _SHEET_EVERY_S = 12, 0.5
 _PLAYABLE = "a clip that a player can play"
+_COLUMNS, _CELL_PX, _GAP_PX = 4, 320, 4
 
 
 def check_source(source: str, max_frames: int | None) -> VideoSource:
@@ -168,7 +169,7 @@ class _Sink:
         self._job, self._writer, self._lines = job, writer, lines
         self._total: Counter[str] = Counter()
         self._most: Counter[str] = Counter()
-        self._sheet: list[tuple[float, Image]] = []
+        self._sheet: list[tuple[float, Image.Image]] = []
         self._count = progress_counter(f"`{Path(job.source).name}`", "frames")
         self._started_s = time.perf_counter()
         limits = [number for number in (job.info.frames, job.config.max_frames) if number is not None]
@@ -241,3 +242,37 @@ def _unblock(answers: Queue[StreamFrame | None], stream: VideoStream) -> None:
     while stream.is_alive():
         with contextlib.suppress(Empty):
             answers.get(timeout=0.05)
+
+
+def draw_counts(image: Image.Image, counts: Mapping[str, int]) -> None:
+    """Draw the number of objects of each class in the top left corner of the RGB image."""
+    total = sum(counts.values())
+    lines = [
+        f"{total} object{'' if total == 1 else 's'}",
+        *(f"{name} {count}" for name, count in sorted(counts.items())),
+    ]
+    pen = ImageDraw.Draw(image, "RGBA")
+    font = ImageFont.load_default(max(10, round(min(image.size) / 28)))
+    text = "\n".join(lines)
+    left, top, right, bottom = pen.multiline_textbbox((6, 6), text, font=font)
+    pen.rectangle((left - 4, top - 4, right + 4, bottom + 4), fill=(0, 0, 0, 150))
+    pen.multiline_text((6, 6), text, fill=(255, 255, 255, 255), font=font)
+
+
+def contact_sheet(frames: Sequence[tuple[float, Image.Image]]) -> Image.Image:
+    """A sheet of images with their times in s, four in a row, each in a cell of the first one's proportions."""
+    width, height = frames[0][1].size
+    cell = min(_CELL_PX, width)
+    size = cell, max(1, round(cell * height / width))
+    columns = min(_COLUMNS, len(frames))
+    rows = -(-len(frames) // columns)
+    sheet = Image.new("RGB", (columns * (size[0] + _GAP_PX) - _GAP_PX, rows * (size[1] + _GAP_PX) - _GAP_PX), "white")
+    font = ImageFont.load_default(12)
+    for number, (time_s, image) in enumerate(frames):
+        row, column = divmod(number, columns)
+        place = column * (size[0] + _GAP_PX), row * (size[1] + _GAP_PX)
+        sheet.paste(image.resize(size), place)
+        pen = ImageDraw.Draw(sheet)
+        corner = place[0] + size[0] - 4, place[1] + size[1] - 4
+        pen.text(corner, f"{time_s:.1f} s", fill="white", font=font, anchor="rs", stroke_width=2, stroke_fill="black")
+    return sheet

@@ -51,6 +51,8 @@ _LARGE_FRAME = 1 << 20
 _LARGE, _LARGE_ANSWER = 1 << 20, 1 << 16
 """Requests of more bytes are decoded in another thread, and answers count until they are sent."""
 _SMALL_ANSWER = 1 << 10
+_COPIES = 2
+"""An answer in memory: the outputs, or the message, and its bytes."""
 _COMPRESSIONS = {b"gzip": grpc.Compression.Gzip, b"deflate": grpc.Compression.Deflate}
 _AHEAD = 32
 """Requests of a stream that run at once."""
@@ -168,9 +170,7 @@ class GrpcServer:
                 code, text = grpc.StatusCode.INTERNAL, "internal error; the server's log has it"
             finally:
                 request = None  # its memory is free before the answer is sent
-                if counted:  # its answer may be as large
-                    self._service.admission.forget(counted)
-                    context.add_done_callback(self._hold(counted, owed=False))
+                self._service.admission.forget(counted)
             return await context.abort(code, text)
 
         return guarded
@@ -215,7 +215,8 @@ class GrpcServer:
                 if remaining_s is not None and remaining_s < 1e6:
                     limit_us = max(int(remaining_s * 1e6), 1)
                     decoded.timeout_us = min(decoded.timeout_us or limit_us, limit_us)
-                outputs = await shared.run(served, decoded, timing)
+                outputs, room = await shared.run(served, decoded, timing, _COPIES)
+                shared.admission.forget(room)
                 return encode_infer(shared, served, decoded, outputs), served
         finally:
             shared.admission.leave(nbytes)
@@ -224,11 +225,11 @@ class GrpcServer:
         response, served = await self._infer(request, context, context.time_remaining())
         context.set_trailing_metadata(served.metadata_pair)
         if (nbytes := sum(map(len, response.raw_output_contents))) > _LARGE_ANSWER:
-            context.add_done_callback(self._hold(nbytes))
+            context.add_done_callback(self._hold(_COPIES * nbytes))
         return response
 
-    def _hold(self, nbytes: int, *, owed: bool = True) -> Callable[..., None]:
-        """Count bytes of an answer until the result is called; after `request_timeout_s` as overdue, or not at all.
+    def _hold(self, nbytes: int) -> Callable[..., None]:
+        """Count bytes of an answer until the result is called; after `request_timeout_s` as overdue.
 
         grpc.aio does not report what a client has read, and has no method by which a server cancels a call.
         """
@@ -237,7 +238,7 @@ class GrpcServer:
         def expire() -> None:
             nonlocal held, overdue
             admission.forget(held)
-            held, overdue = 0, held if owed else 0
+            held, overdue = 0, held
             admission.overdue += overdue
 
         def forget(*_: Any) -> None:
@@ -275,7 +276,7 @@ class GrpcServer:
         try:
             while (task := await running.get()) is not None:
                 answer = await task
-                forget = self._hold(answer.ByteSize())
+                forget = self._hold(_COPIES * answer.ByteSize())
                 try:
                     yield answer  # back when it is sent
                 finally:

@@ -117,7 +117,9 @@ class HttpRequest:
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 _JSON, _BINARY = (b"content-type", b"application/json"), (b"content-type", b"application/octet-stream")
 _LARGE_JSON = 1 << 18
-"""Requests with more JSON than this are decoded in another thread."""
+"""Requests with more JSON than this are decoded in another thread; answers with more bytes of outputs are encoded in one."""
+_JSON_COPIES = 16
+"""Bytes of an output as JSON over its own: the objects of Python, and the text."""
 _SMALL_ANSWER, _LARGE_ANSWER = 1 << 10, 1 << 15
 """Bytes from which an answer is compressed where its client accepts it, and from which on in another thread."""
 _PAGE_POLICY = (
@@ -342,8 +344,14 @@ class HttpApp:
             else:
                 request = await self._decode(served, body, header)
                 del body
-                outputs = await self._service.run(served, request, timing)
-                document, buffers = encode_infer(self._service, served, request, outputs)
+                as_json = request.head is None and not all(one.binary or one.region for one in request.outputs)
+                outputs, room = await self._service.run(served, request, timing, _JSON_COPIES if as_json else 1)
+                try:
+                    encode = functools.partial(encode_infer, self._service, served, request, outputs)
+                    large = as_json and room > _LARGE_JSON * _JSON_COPIES
+                    document, buffers = await asyncio.to_thread(encode) if large else encode()
+                finally:
+                    self._service.admission.forget(room)
         truth = (b"trt-engine", served.header)
         if not buffers:
             return 200, [_JSON, truth], [document]
@@ -466,11 +474,8 @@ class HttpApp:
         return 200, [(b"content-type", kind)], [body]
 
     async def _page(self, _request: HttpRequest) -> Answer:
-        return (
-            200,
-            [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", _PAGE_POLICY)],
-            [_read_page()],
-        )
+        headers = [(b"content-type", b"text/html; charset=utf-8"), (b"content-security-policy", _PAGE_POLICY)]
+        return 200, headers, [_read_page()]
 
 
 _NOTHING: Answer = 200, [_JSON], [b""]
@@ -514,7 +519,8 @@ async def _infer_image(service: Service, served: ServedVersion, raw: bytes, timi
     service.take(nbytes)
     try:
         image = await asyncio.to_thread(ImageRunner.parse, raw, served.vision, served.signature)
-        outputs = await service.run(served, InferRequest(feeds=image.feeds), timing)
+        outputs, room = await service.run(served, InferRequest(feeds=image.feeds), timing)
+        nbytes += room
         return (await asyncio.to_thread(image.decode, outputs, _MIN_SCORE, _TOP)).fields
     finally:
         service.admission.forget(nbytes)

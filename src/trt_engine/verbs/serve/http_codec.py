@@ -11,6 +11,7 @@ import msgspec
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.open_inference.wire_tensors import (
     NUMPY_DTYPES,
+    PART,
     Array,
     decode_tensor,
     encode_tensor,
@@ -216,7 +217,11 @@ def encode_infer(
             buffers.append(encode_tensor(array, datatype))
             item["parameters"] = {"binary_data_size": len(buffers[-1])}
         else:
-            item["data"] = to_values(output.name, array, datatype)
+            parts = to_values(output.name, array, datatype)
+            if array.size <= PART:
+                item["data"] = next(parts, [])
+            else:
+                item["data"] = msgspec.Raw(b"[%s]" % b",".join([encode_document(part)[1:-1] for part in parts]))
         described.append(item)
     answer: dict[str, Any] = {"model_name": served.name, "model_version": served.version, "outputs": described}
     if request.id:

@@ -256,17 +256,30 @@ class Service:
                 self.tracing.record(served, timing, headers, error)
             served.leave()
 
-    async def run(self, served: ServedVersion, request: InferRequest, timing: Timing) -> dict[str, Any]:
-        """The outputs of a request, within its deadline."""
-        held = await self.read_regions(served, request)
+    async def run(
+        self, served: ServedVersion, request: InferRequest, timing: Timing, copies: int = 1
+    ) -> tuple[dict[str, Any], int]:
+        """The outputs of a request, within its deadline, and the bytes that count for its answer: the caller forgets them.
+
+        They count before they are there, `copies` times: the outputs, and other forms of them."""
+        room = 0 if served.small_answers else copies * served.answer_nbytes(request.feeds)
+        if room:
+            self.take(room)
+        held = 0
         try:
+            held = await self.read_regions(served, request)
             outputs = await served.infer(
                 request.feeds, self.mailbox, timing, level=request.priority, timeout_us=request.timeout_us
             )
+        except BaseException:
+            self.admission.forget(room)
+            raise
         finally:
             self.admission.forget(held)
+        if not served.small_answers:
+            served.note_answer(request.feeds, outputs)
         request.feeds = {}  # not kept while the outputs are encoded
-        return outputs
+        return outputs, room
 
     def statistics(self, name: str = "", version: str = "") -> list[dict[str, Any]]:
         """Statistics of the versions that are loaded; `UnknownModel` for a name that is not there."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -58,6 +59,7 @@ _STRICT_MS = 1e9
 """A level of priority counts as days of waiting: all requests of a level go before those of the next, as in Triton."""
 _MAX_CLASSES = 1 << 20
 """Values that an answer to `classification` has: each takes some hundred bytes as text."""
+_SMALL_ANSWER = 1 << 16
 _HOST = {np.ndarray}
 _MAX_VALIDATED = 1024
 _SHORT_NS = 100_000
@@ -170,6 +172,8 @@ class ServedVersion:
         """Short runs by shapes that were checked; None where a run is never made on the event loop."""
         self.heads: dict[bytes, Any] = {}
         """`BinaryHead` by the JSON of binary requests over HTTP."""
+        self._answer_nbytes: dict[tuple[Shape, ...], int] = {}
+        """Bytes of the outputs by the inputs' shapes; the most that a run had."""
         self._known_shapes: set[tuple[str, Shape]] = set()
         """Inputs and shapes that a profile takes."""
         self.queue: Batcher | DirectQueue
@@ -187,6 +191,11 @@ class ServedVersion:
         self.max_nbytes = self._find_max_nbytes()
         """Bytes of the largest inputs together; None where they have no limit."""
         self.outputs = {spec.name: protocol_dtype(spec) for spec in self.signature.outputs}
+        largest = [{name: span.max for name, span in profile.ranges.items()} for profile in self._profiles]
+        self.small_answers = all(
+            self._stated_nbytes(shapes, sys.maxsize) <= _SMALL_ANSWER for shapes in largest or [{}]
+        )
+        """Whether no request can have an answer that is worth counting."""
         self.truth = truth or _find_truth(runner.engine, runner.runtime_info)
         self.header = self.truth.header().encode()
         self.metadata_pair = (("trt-engine", self.truth.header()),)
@@ -305,6 +314,33 @@ class ServedVersion:
         if len(self._validated) < _MAX_VALIDATED:
             self._validated[key] = _ShortRuns() if self._runs_as_it_is(feeds) else None
         return key
+
+    def answer_nbytes(self, feeds: Tensors) -> int:
+        """Bytes of the outputs for these inputs: as in earlier runs, before the first as far as their sizes are stated."""
+        found = self._answer_nbytes.get(tuple([array.shape for array in feeds.values()]))
+        return self._stated_nbytes({name: array.shape for name, array in feeds.items()}) if found is None else found
+
+    def note_answer(self, feeds: Tensors, outputs: Tensors) -> None:
+        """Remember the bytes of the outputs for `answer_nbytes`."""
+        key, nbytes = tuple([array.shape for array in feeds.values()]), sum(array.nbytes for array in outputs.values())
+        if nbytes > self._answer_nbytes.get(key, -1) and len(self._answer_nbytes) < _MAX_VALIDATED:
+            self._answer_nbytes[key] = nbytes
+
+    def _stated_nbytes(self, shapes: Mapping[str, Shape], unknown: int = 1) -> int:
+        """Bytes of the outputs for inputs of these shapes, with `unknown` for sizes that do not follow from them."""
+        sizes = {
+            symbol: size
+            for spec in self.signature.inputs
+            for symbol, size in zip(spec.symbols, shapes.get(spec.name, ()), strict=False)
+        }
+        return sum(
+            (unknown if self.outputs[spec.name] == "BYTES" else NUMPY_DTYPES[self.outputs[spec.name]].itemsize)
+            * math.prod(
+                have if have >= 0 else sizes.get(symbol, unknown)
+                for have, symbol in zip(spec.shape, spec.symbols or (None,) * len(spec.shape), strict=True)
+            )
+            for spec in self.signature.outputs
+        )
 
     def _runs_as_it_is(self, feeds: Tensors) -> bool:
         """Whether the engine takes a request without padding and without waiting for others."""
