@@ -201,8 +201,10 @@ def main() -> None:
         }  # fmt: skip
         print({key: value for key, value in cell.items() if key != "runs"}, flush=True)
         if args.out is not None:
-            command = shlex.join(["python", "benchmarks/full_batches.py", *sys.argv[1:]])
-            more = {"command": command, "commit": commit(), "load_average": os.getloadavg()}
+            rest = iter(sys.argv[1:])
+            kept = [item for item in rest if item not in ("--before", "--out") or next(rest, None) is None]
+            typed = shlex.join(["python", "benchmarks/full_batches.py", *kept])
+            more = {"command": typed, "commit": commit(), "load_average": os.getloadavg()}
             append_record(args.out, cell | more | {"environment": Environment.detect()})
 
 

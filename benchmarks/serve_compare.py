@@ -24,6 +24,7 @@ import itertools
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import socket
@@ -346,6 +347,18 @@ def version_of(server: str, venvs: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
+def command() -> str:
+    """What was typed, without the places of this machine."""
+    rest = iter(sys.argv[1:])
+    kept = [item for item in rest if item not in ("--venvs", "--out") or next(rest, None) is None]
+    return shlex.join(["python", "benchmarks/serve_compare.py", *kept])
+
+
+def commit() -> str:
+    """The commit of these sources."""
+    return subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--venvs", type=lambda text: Path(text).absolute(), required=True)
@@ -367,6 +380,7 @@ def main() -> None:
             for cell in measure(case, form, chosen, options, batching=bool(batching)):
                 if options.out is not None:
                     more = {"version": versions[cell["server"]], "environment": Environment.detect()}
+                    more |= {"command": command(), "commit": commit()}
                     append_record(options.out, cell | more)
 
 
