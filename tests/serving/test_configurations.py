@@ -66,7 +66,7 @@ SAME = [
     of("version_policy { specific { versions: 2 } }"), of("version_policy { specific { versions: [1, 1] } }"),
     groups(""), groups("count: 2"), groups("count: -1"), groups("kind: KIND_CPU gpus: 0"), groups("kind: KIND_MODEL"),
     groups("kind: KIND_CPU count: 2", "kind: KIND_CPU"), groups("name: 'a'", "name: 'a'"), groups("profile: '0'"),
-    groups("passive: true", ""), groups("kind: KIND_GPU"), groups("kind: KIND_CPU host_policy: 'x'"),
+    groups("passive: true", ""), groups("kind: KIND_GPU"), groups("kind: KIND_CPU host_policy: 'x'", "kind: KIND_AUTO"),
     batching(""), batching("preferred_batch_size: [4, 8]"), batching("preferred_batch_size: 9"),
     batching("preferred_batch_size: 0"), batching("priority_levels: 2"), batching(LEVELS),
     batching(f"{LEVELS} preserve_ordering: true"), batching("preserve_ordering: true"),
@@ -219,9 +219,9 @@ def test_instance_groups_are_contexts_and_replicas() -> None:
         runtime = read_config(groups(*texts).encode(), "m", BASE).runtime
         return runtime.contexts, runtime.device
 
-    assert found("kind: KIND_CPU count: 2", "kind: KIND_CPU") == (3, "cpu")
+    assert found("kind: KIND_CPU count: 2", "kind: KIND_CPU") == found("kind: KIND_CPU count: 2", "") == (3, "cpu")
     assert found("count: 2 gpus: [0, 1]", "gpus: 1", "gpus: 0") == (3, "cuda:0,cuda:1")
-    assert found("kind: KIND_GPU count: 2") == (2, "cuda:0") and found("", "") == (2, None)
+    assert found("kind: KIND_GPU count: 2") == (2, "cuda:0") == found("", "gpus: 0") and found("", "") == (2, None)
     for each in ("gpus: 0,kind: KIND_CPU", "gpus: 0,gpus: 1 count: 2", "gpus: -1", "kind: 9", "count: 9999"):
         with pytest.raises(UsageError, match=r"instance|gpus|9999"):
             found(*each.split(","))

@@ -334,8 +334,7 @@ def _with_versions(settings: ModelSettings, config: Any, problems: Problems) -> 
         return replace(settings, policy=VersionPolicy(newest=None))
     if chosen == "specific":
         named = tuple(config.version_policy.specific.versions)
-        wrong = not named or min(named) < 1
-        problems.add(wrong, f"`version_policy` names the versions {[*named]}", "1 or more")
+        problems.add(not named or min(named) < 1, f"`version_policy` names the versions {[*named]}", "1 or more")
         return replace(settings, policy=VersionPolicy(named=named))
     newest = config.version_policy.latest.num_versions if chosen else 1
     problems.add(newest < 1, f"`num_versions` is {newest}", "1 or more")
@@ -381,14 +380,16 @@ def _instances(config: Any, problems: Problems) -> dict[str, Any]:
         devices = [f"cuda:{number}" for number in group.gpus or [0]] if on_gpu else ["cpu" * (kind == "KIND_CPU")]
         for device in devices:
             counts[device] = counts.get(device, 0) + max(group.count, 1)
+    if len(counts) == 2 and "" in counts:  # an engine is for one device, which is that of KIND_AUTO
+        counts = {max(counts): sum(counts.values())}
     if len(counts) > 1:
-        several = "cpu" in counts or "" in counts
+        several = not counts.keys().isdisjoint(("cpu", ""))
         problems.add(several, "instance groups of different kinds", "one kind: an engine is for one device")
         uneven = not several and len({*counts.values()}) > 1
         problems.add(uneven, "the GPUs have different numbers of instances", "the same `count` for each")
+    changed: dict[str, Any] = {"device": ",".join(counts)} if any(counts) else {}
     several = len(groups) > 1 or any(group.count > 0 for group in groups)
-    changed: dict[str, Any] = {"contexts": max(counts.values())} if several else {}
-    return changed | ({"device": ",".join(counts)} if any(counts) else {})
+    return changed | {"contexts": max(counts.values())} if several else changed
 
 
 def build_config(settings: ModelSettings, path: Path, build: BuildConfig) -> BuildConfig:
