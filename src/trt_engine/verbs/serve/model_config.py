@@ -370,8 +370,7 @@ def _instances(config: Any, problems: Problems) -> dict[str, Any]:
     for group in groups:
         kind = enum_name(group, "kind")
         problems.add(kind.isdigit(), f"an instance group of kind {kind}", "`KIND_CPU` or `KIND_GPU`")
-        wrong = group.gpus and kind not in ("KIND_GPU", "KIND_AUTO")
-        problems.add(wrong, f"`gpus` in a group of {kind}", "KIND_GPU")
+        problems.add(group.gpus and kind not in ("KIND_GPU", "KIND_AUTO"), f"`gpus` in a group of {kind}", "KIND_GPU")
         problems.add(
             group.count > _MAX_CONTEXTS, f"`count` is {group.count}", f"up to {_MAX_CONTEXTS}: each is a thread"
         )
