@@ -103,17 +103,19 @@ def test_one_text_is_written_for_each_caller(written: str, python: str | None, p
 
 
 X = np.zeros((1, 3, 8, 8), np.float32)
-# ten mistakes in Python: the call, and what its message says to write
+# mistakes in Python: the call, and what its message says to write
 MISTAKES: list[tuple[Callable[[str], Any], str]] = [
     (lambda m: te.build(m, batch=(1, 4)), "`batch=(1, 8, 64)`"),
     (lambda m: te.build(m, out="there"), "`overwrite=True`"),
-    (lambda m: te.build(m, precision="fp61"), "`precision`"),
     (lambda m: te.build(m, shapes="images"), "images:1x3x640x640"),
     (lambda m: te.load(te.build(m), contexts=0), "`contexts` is 0"),
     (lambda m: te.load("net.onnx"), '`te.build("net.onnx")`'),
     (lambda m: te.load(te.build(m), device="cuda:x"), "cuda:x"),
     (lambda m: te.quantize(m, "int8"), "out="),
-    (lambda m: te.convert("nothing.pt"), "no such file"),
+    (lambda m: te.build(m, precision="FP16"), "did you mean `fp16`?"),
+    (lambda m: te.build(m, int8=True), 'did you mean `precision="int8"`?'),
+    (lambda m: te.load(m, max_batch=8), "did you mean `batching=te.Batching(max_batch=8)`?"),
+    (lambda m: te.Batching(max_bach=8), "`Batching` has no setting `max_bach`"),  # type: ignore[call-arg]
     (lambda m: te.load(te.build(m, batch=(1, 2, 4))).infer(np.zeros((9, 3, 8, 8), np.float32)), "profiles="),
 ]
 

@@ -35,8 +35,10 @@ _PLAIN_QUERY = (
 """Search for `Unknown option: --fp16`: a dash would exclude a word, a colon name a field; `as` would find `asyncio`."""
 _SEARCHED = {
     "backends.md": "default",
+    "bottleneck.md": "bound memory",
     "build.md": "dynamic kv",
     "cameras.md": "cascade late frames",
+    "convert.md": "face hugging huggingface",
     "deploy.md": "bbox config.pbtxt nms",
     "deployment.md": "compatible container deserialize docker version",
     "devices.md": "zero",
@@ -48,9 +50,9 @@ _SEARCHED = {
     "protocols.md": "warm warmup",
     "ranges.md": "nan overflow",
     "python.md": "api asyncio await ctrl fastapi fork gunicorn notebook python",
-    "runtime.md": "kv zero",
-    "serve.md": "authentication dynamic fastapi shared token",
-    "tensorrt.md": "compatible license plugin timing",
+    "runtime.md": "gpu kv multi zero",
+    "serve.md": "authentication certificate tls dynamic fastapi shared token",
+    "tensorrt.md": "compatible licence license refit plugin timing",
     "troubleshooting.md": "faq logging onnxruntime",
     "trtexec.md": "saveengine trtexec",
     "vision.md": "decoder decoders detr nms preprocessing",

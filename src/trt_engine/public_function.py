@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from trt_engine.atomic_io import os_error
 from trt_engine.errors import UsageError
 from trt_engine.progress import report_progress
-from trt_engine.tensors import suggest
+from trt_engine.tensors import PRECISION_NAMES, suggest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,22 +25,28 @@ def public_function(function: F) -> F:
     """The function as users call it.
 
     Its signature and its docstring list the settings by name, as `verbs/settings_types.pyi` has them. A keyword argument
-    that it does not have is a `UsageError` with the nearest name, a positional one too many a `TypeError` with a hint.
+    that it does not have is a `UsageError` with the nearest name; so is a positional one too many, and one that is missing.
     Where it has `progress`, what the call does is reported that way (`trt_engine.progress`); the function itself need not
     look at it.
     """
-    signature = inspect.signature(function)
+    verb, signature = function.__name__, inspect.signature(function)
     shown, text = _with_settings(function, signature)
     plain = {name for name, item in shown.parameters.items() if item.kind is not item.VAR_POSITIONAL}
-    by_position = [item.name for item in signature.parameters.values() if item.kind is item.POSITIONAL_OR_KEYWORD]
-    most = len(by_position) if all(item.kind is not item.VAR_POSITIONAL for item in shown.parameters.values()) else None
+    required = [
+        item for item in signature.parameters.values() if item.default is item.empty and "VAR" not in item.kind.name
+    ]
+    words = [item.name if item.kind is item.POSITIONAL_OR_KEYWORD else f"{item.name}=..." for item in required]
+    words += ["out=..."] if "out" in shown.parameters and "out" not in {item.name for item in required} else []
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if unknown := kwargs.keys() - plain:
             raise _unknown_argument(function, sorted(unknown)[0], plain)
-        if most is not None and len(args) > most:
-            raise _positional_argument(function, by_position, shown, args)
+        try:
+            shown.bind(*args, **kwargs)
+        except TypeError as error:
+            hint = f"`te.{verb}({', '.join(words)})`; `help(te.{verb})` lists the arguments"
+            raise UsageError(f"`te.{verb}`: {error}", hint=hint) from None
         try:
             if "progress" not in plain:
                 return function(*args, **kwargs)
@@ -99,22 +105,18 @@ _ANY_MODEL = "Path | str | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module 
 """`verbs.given_model.AnyModel`, as help shows it."""
 
 
-def _positional_argument(
-    function: Callable[..., Any], names: list[str], shown: inspect.Signature, args: tuple[Any, ...]
-) -> TypeError:
-    """What to write in place of the first argument that has no place."""
-    verb, extra = function.__name__, args[len(names)]
-    takes = f"takes {', '.join(f'`{name}`' for name in names) or 'nothing'} by position"
-    text = repr(extra) if isinstance(extra, str | int | float) else "..."
-    named = "out" if isinstance(extra, str | Path) and "out" in shown.parameters else "NAME"
-    return TypeError(
-        f"`te.{verb}` {takes}, found {len(args)}\n"
-        f"hint: name the others, as `te.{verb}({', '.join([*names, f'{named}={text}'])})`; `help(te.{verb})` lists them"
-    )
+_OTHER_NAMES = {
+    "max_batch": ("batching=te.Batching(max_batch=8)", "batch=(1, 8, 64)"),
+    "dynamic": ("batch=(1, 8, 64)",),
+}
+"""Arguments of other tools -> what to write, the first that a function has."""
 
 
 def _unknown_argument(function: Callable[..., Any], name: str, known: set[str]) -> UsageError:
     verb = function.__name__
-    nearest = suggest(name, sorted(known))
+    kind = PRECISION_NAMES.get(name.lower())
+    codes = [f'{one}="{kind}"' for one in ("precision", "to")] if kind else _OTHER_NAMES.get(name, ())
+    code = next((code for code in codes if code.partition("=")[0] in known), None)
+    nearest = f"did you mean `{code}`?" if code else suggest(name, sorted(known))
     hint = nearest if nearest.startswith("did you mean") else f"`help(te.{verb})` lists the arguments"
     return UsageError(f"`te.{verb}` has no argument `{name}`", hint=hint)

@@ -122,11 +122,17 @@ def format_shape(shape: Sequence[int]) -> str:
     return "x".join(str(size) for size in shape) or "scalar"
 
 
+PRECISION_NAMES = {name: name for name in "fp32 tf32 fp16 bf16 int8 fp8 int4 nvfp4 mxfp8".split()}
+PRECISION_NAMES |= {"half": "fp16", "float16": "fp16", "float32": "fp32", "bfloat16": "bf16", "float8": "fp8"}
+"""What a precision is called, here and elsewhere -> its name here."""
+
+
 def suggest(name: str, known: Sequence[str]) -> str:
     """The end of a sentence: the nearest known name if there is one, else all of them."""
     from difflib import get_close_matches  # only errors need it
 
-    match = get_close_matches(name, known, n=1)
+    lower = name.lower()
+    match = get_close_matches(PRECISION_NAMES.get(lower, lower), known, n=1) or get_close_matches(name, known, n=1)
     if match:
         return f"did you mean `{match[0]}`?"
     return "expected one of " + ", ".join(f"`{item}`" for item in known) if known else "there are none"

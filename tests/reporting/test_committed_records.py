@@ -97,7 +97,7 @@ def test_the_report_of_the_run_says_that_fewer_bits_were_slower_there_and_what_i
     )
     assert "int8 · onnxruntime (cuda): 1.28× slower than fp32 · onnxruntime (cuda)" in text
     assert "ran in fp32, not in int8" in text and "has no kernels for it: found fp32 100 % of multiply-adds" in text
-    assert "6 cells skipped" in text and "the backend `tensorrt` needs `tensorrt`" in text.lower()
+    assert "6 cells skipped" in text and "the backend `tensorrt` needs `tensorrt`" in report(THREE_WAY, "md").lower()
     medians = [
         cell.bench.compute_summary().median for cell in RunRecords.open(THREE_WAY).cells if cell.bench is not None
     ]  # type: ignore[union-attr]

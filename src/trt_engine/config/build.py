@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import (
     _parse_device,
     parse_batch,
@@ -17,7 +16,7 @@ from trt_engine.config.parse import (
 )
 from trt_engine.config.precision import PRECISIONS, PREPROCESS_METAVAR, parse_precisions
 from trt_engine.config.profiles import Profile, check_known_shape, parse_profile, profile_for
-from trt_engine.config.settings import Config, opt, settings
+from trt_engine.config.settings import Config, inputs_option, opt, settings
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, Signature
 from trt_engine.units import parse_duration

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import parse_names, parse_shapes, parse_workspace_mib
-from trt_engine.config.settings import Config, check_limits, opt
+from trt_engine.config.settings import Config, check_limits, inputs_option, opt
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, suggest
 

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.config.parse import SCALAR_PARSERS, parse_options
@@ -97,10 +97,22 @@ def take_settings(values: dict[str, Any], config: type | object) -> dict[str, An
     return {name: values.pop(name) for name in setting_names(config) & values.keys()}
 
 
+def inputs_option(help: str = "values of inputs, a .npz by name or a .npy of one [default: seeded random]") -> Any:
+    """The setting `inputs` of a verb that runs a model: a file with the values of some inputs or of all."""
+    return opt(None, help, flags="--inputs", parse=Path, metavar="FILE", group="Input", in_key=False)
+
+
 class Config:
     """Base of the config classes: their limits are checked wherever one is made."""
 
     __slots__ = ()
+
+    def __new__(cls, *args: Any, **values: Any) -> Self:
+        for name in values.keys() - cls.__dataclass_fields__.keys():  # type: ignore[attr-defined]
+            raise UsageError(
+                f"`{cls.__name__}` has no setting `{name}`", hint=suggest(name, sorted(setting_names(cls)))
+            )
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_limits(self)

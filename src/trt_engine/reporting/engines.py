@@ -477,10 +477,9 @@ def doctor_report(report: DoctorReport) -> Iterator[Block]:
     """One row per check, followed by its fix; the backends; the device peaks, with missing or doubtful ones."""
     checks = [((_MARKS[item.status], item.name, item.message), item.fix) for item in report.diagnoses]
     yield _rows("checks", checks)
-    yield from (
-        Paragraph(""),
-        _rows("backends here", (((one.name, _backend_state(one)), one.fix) for one in report.backends)),
-    )
+    above = {item.name for item in report.diagnoses if item.fix}
+    states = [((one.name, _backend_state(one)), None if one.name in above else one.fix) for one in report.backends]
+    yield from (Paragraph(""), _rows("backends here", states))
     for one in report.peaks:
         yield from (Paragraph(""), peaks_table(one))
         yield Commands((*(f"skipped: {text}" for text in one.skipped), *(f"note: {text}" for text in one.notes)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -57,11 +58,16 @@ def write_reports(folder: Path) -> dict[str, Path]:
 def check_overwrite(folder: Path, *, overwrite: bool) -> None:
     """Raise `UsageError` if a report would replace another file, unless `overwrite`."""
     for name in REPORT_FILES:
-        if (folder / name).exists() and not overwrite and not is_own_report(folder / name):
-            raise UsageError(
-                f"`{folder / name}` exists and was not written by trt-engine",
-                hint="`--overwrite` overwrites it, or name another folder with `-o`",
-            )
+        check_own_file(folder / name, is_own_report, overwrite=overwrite)
+
+
+def check_own_file(path: Path, is_own: Callable[[Path], bool], *, overwrite: bool) -> None:
+    """Raise `UsageError` if a file would be replaced that trt-engine did not write, unless `overwrite`."""
+    if path.exists() and not overwrite and not is_own(path):
+        raise UsageError(
+            f"`{path}` exists and was not written by trt-engine",
+            hint="another name with `-o`, or `--overwrite` to overwrite it",
+        )
 
 
 def is_own_report(path: Path) -> bool:

@@ -386,16 +386,17 @@ def accuracy_section(context: ReportContext) -> Section | None:
 
 def failures_section(context: ReportContext) -> Section | None:
     """Cells without a measurement, with reason and remedy."""
-    rows = []
+    alike: dict[tuple[str, ...], list[str]] = {}
     for cell, whole in zip(context.run.cells, context.full_labels, strict=True):
         if cell.state == "done":
             continue
         reason, _, remedy = (cell.reason or "").partition("hint: ")
         if cell.state == "waiting":
             reason, remedy = reason or "the run ended before it", remedy or "run the same command again"
-        rows.append((whole, _STATE_LABELS[cell.state], _reason_sentence(reason), remedy.strip() or "–"))
-    table = text_table("Why, and what to do", ("cell", "", "reason", "remedy"), rows)
-    return Section("failures", "Cells without a result", (table,)) if rows else None
+        alike.setdefault((_STATE_LABELS[cell.state], _reason_sentence(reason), remedy.strip() or "–"), []).append(whole)
+    cells = [(", ".join(labels), *why) for why, labels in alike.items()]
+    table = text_table("Why, and what to do", ("cell", "", "reason", "remedy"), cells)
+    return Section("failures", "Cells without a result", (table,)) if cells else None
 
 
 def _reason_sentence(reason: str) -> str:

@@ -32,14 +32,14 @@ def render(contents: ReportDocument) -> str:
     labels = [figure.label for figure in contents.figures]
     for figure in contents.figures:
         value = _pad(figure.value, _max_width(values), left=False)
-        lines.append(f"  {_pad(figure.label, _max_width(labels))}  {value}  {figure.note}")
+        lines += _wrap(figure.note, f"  {_pad(figure.label, _max_width(labels))}  {value}  ")
     lines.append("")
     for notice in contents.notices:
         lines += _wrap(notice.text, "! " if notice.kind == "warning" else "- ")
     if contents.claim:
         lines += ["", *_wrap(contents.claim)]
     for section in contents.sections:
-        lines += _render_section(section)
+        lines += _render_section(section, _WIDTH)
     return "\n".join([*lines, "", *_wrap(contents.footer)]) + "\n"
 
 
@@ -92,6 +92,9 @@ def _render_block(block: Block, width: int | None = None) -> Iterator[str]:
 def _render_pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     longest = min(26, _max_width([name for name, _ in rows]))
     for name, value in rows:
+        if _width(name) > longest:
+            yield f"  {name}"
+            name = ""
         yield from _wrap(value, f"  {_pad(name, longest)}  ")
 
 

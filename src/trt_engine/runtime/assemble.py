@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from trt_engine.config.profiles import Profile
@@ -17,6 +18,8 @@ from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.replicas import Replicas
 from trt_engine.tensors import Tensors
 
+log = logging.getLogger(__name__)
+
 
 class HostRunner(ProcessBound, RunnerBase):
     """A runner over a session with `run`, without copies or locks. `width` limits a batcher, not callers."""
@@ -30,6 +33,8 @@ class HostRunner(ProcessBound, RunnerBase):
         self.session = session
         self._bound_calls: set[BoundCall] = set()
         self._graph_info = {"graphs": "none: this engine has no contexts"} if graphs else {}
+        if graphs:
+            log.warning("`graphs` does nothing here: on `%s` this backend captures none", session.device.name)
         self.run = session.run  # type: ignore[method-assign]  # one call less for each inference
 
     def runtime_info(self) -> dict[str, str]:

@@ -31,7 +31,6 @@ from trt_engine.verbs.doctor.tensorrt_checks import cuda_packages, driver_and_cu
 
 log = logging.getLogger(__name__)
 
-_MIN_PYTHON = (3, 11)
 _LOW_DISK_MIB, _MIN_DISK_MIB = 4096, 256
 """An FP32 detector with engine, stored copy and logs needs a few hundred MiB."""
 _LOW_MEMORY_MIB = 2048
@@ -55,16 +54,7 @@ def register_check(look: Check) -> Check:
 
 @register_check
 def python(machine: Machine) -> Iterator[Diagnosis]:
-    version = ".".join(map(str, sys.version_info[:3]))
-    bits = 64 if sys.maxsize > 2**32 else 32
-    if sys.version_info[:2] < _MIN_PYTHON:
-        yield Diagnosis(
-            "python", "problem", f"Python {version}, expected 3.11 or newer", "install Python 3.11 or newer"
-        )
-    elif bits != 64:
-        yield Diagnosis("python", "problem", f"{bits}-bit Python {version}", "install a 64-bit Python")
-    else:
-        yield Diagnosis("python", "ok", f"{version}, {bits}-bit")
+    yield Diagnosis("python", "ok", ".".join(map(str, sys.version_info[:3])))
 
 
 @register_check
@@ -105,7 +95,7 @@ def packages(machine: Machine) -> Iterator[Diagnosis]:
         yield Diagnosis("packages", "ok", f"trt-engine {ours.version}; {versions}")
     absent = [name for name in extras if name not in _OTHER_CUDA.values() and _OTHER_CUDA.get(name) not in here]
     for extra in absent:
-        log.info("the extra `%s` lacks %s", extra, ", ".join(extras[extra]))
+        log.debug("the extra `%s` lacks %s", extra, ", ".join(extras[extra]))
     if absent:
         text = f"not installed, or in part: {', '.join(absent)} (`-v`: their packages)"
         yield Diagnosis("extras", "note", text, 'pip install "trt-engine[EXTRA]"')

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Literal, get_args
 
-from trt_engine.config.inputs import inputs_option
 from trt_engine.config.parse import parse_percentiles, parse_shapes
-from trt_engine.config.settings import Config, opt
+from trt_engine.config.settings import Config, inputs_option, opt
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape
 from trt_engine.units import parse_duration, parse_milliseconds

@@ -7,7 +7,6 @@ from pathlib import Path
 import click
 
 from trt_engine.command_line import options, output, verb_command
-from trt_engine.errors import UsageError
 
 
 @verb_command.verb()
@@ -27,14 +26,11 @@ def command(folder: Path, out: Path | None, no_raw: bool, engines: bool, dry_run
     RUN is a run folder. `report` and `inspect` read the archive like the folder, without any backend.
     """
     from trt_engine.reporting.pack import default_archive, is_own_archive, pack_run
+    from trt_engine.reporting.report import check_own_file
 
     usual = default_archive(folder)
     target = usual if out is None else out / usual.name if out.is_dir() or options.out_is_folder() else out
-    if target.exists() and not overwrite and not is_own_archive(target):
-        raise UsageError(
-            f"`{target}` exists and was not written by trt-engine",
-            hint="another name with `-o`, or `--overwrite` to overwrite it",
-        )
+    check_own_file(target, is_own_archive, overwrite=overwrite)
     made = pack_run(folder, target, raw=not no_raw, engines=engines, dry_run=dry_run)
     doc = output.document("pack", made, warnings=made.warnings)
     output.emit(doc | {"dry_run": dry_run}, output.result_text(made))

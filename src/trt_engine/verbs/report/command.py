@@ -40,7 +40,7 @@ def command(folder: Path, format_name: str | None, out: Path | None, dry_run: bo
     self-contained.
     """
     from trt_engine.atomic_io import resolve_link, write_atomic
-    from trt_engine.reporting.report import is_own_report
+    from trt_engine.reporting.report import check_own_file, is_own_report
     from trt_engine.reporting.run_records import RunRecords
 
     run = RunRecords.open(folder)
@@ -60,11 +60,7 @@ def command(folder: Path, format_name: str | None, out: Path | None, dry_run: bo
             output.emit({}, _render(run, format_name, run.folder, {}).rstrip("\n"))
         return
     target = resolve_link(out / _NAMES[format_name] if out.is_dir() or options.out_is_folder() else out)
-    if target.exists() and not overwrite and not is_own_report(target):
-        raise UsageError(
-            f"`{target}` exists and was not written by trt-engine",
-            hint="another name with `-o`, or `--overwrite` to overwrite it",
-        )
+    check_own_file(target, is_own_report, overwrite=overwrite)
     artifacts = {"report": str(target)}
     made = _render(run, format_name, target.parent, artifacts)  # a dry run finds all errors but those of the disk
     if not dry_run:
