@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -229,17 +229,18 @@ def published(histogram: Any, largest: float) -> dict[str, float]:
 
 
 def modelopt_child(arguments: list[str]) -> None:
-    """In ModelOpt's environment: its thresholds of a distribution's draws, or of a model's activations by tensor."""
+    """In ModelOpt's environment: its thresholds of distributions' draws, or of a model's activations by tensor."""
     import torch
     from modelopt.torch.quantization.calib import HistogramCalibrator
 
-    if arguments[0] in DISTRIBUTIONS:
-        found = []
-        for size, seed in json.loads(arguments[1]):
-            values, histogram = torch.from_numpy(drawn(arguments[0], size, seed)), HistogramCalibrator()
-            histogram.collect(values)
-            found.append(published(histogram, float(values.abs().max())))
-        print(json.dumps(found))
+    if len(arguments) == 2:
+        made: dict[str, list[dict[str, float]]] = {}
+        for kind in json.loads(arguments[0]):
+            for size, seed in json.loads(arguments[1]):
+                values, histogram = torch.from_numpy(drawn(kind, size, seed)), HistogramCalibrator()
+                histogram.collect(values)
+                made.setdefault(kind, []).append(published(histogram, float(values.abs().max())))
+        print(json.dumps(made))
         return
     from trt_engine.precision.calibration import calibrate
 
@@ -267,12 +268,17 @@ def in_batches(feeds: Any) -> list[dict[str, Any]]:
     return [{name: feeds[name][at : at + 8] for name in feeds.files} for at in range(0, rows - rows % 8, 8)]
 
 
-def distribution(kind: str, draws: list[tuple[int, int]], python: str) -> dict[str, Any]:
+def drawn_thresholds(kinds: Sequence[str], draws: list[tuple[int, int]], python: str) -> dict[str, Any]:
+    """ModelOpt's thresholds by distribution, one for each draw: its environment starts once."""
+    return dict(modelopt(json.dumps(kinds), json.dumps(draws), python=python))
+
+
+def distribution(kind: str, draws: list[tuple[int, int]], thresholds: Sequence[dict[str, float]]) -> dict[str, Any]:
     """Squared errors of every calibrator's and ModelOpt's thresholds on these draws, over the least of any."""
     from trt_engine.precision.calibrators import CALIBRATORS as OURS
 
     rows = []
-    for (size, seed), theirs in zip(draws, modelopt(kind, json.dumps(draws), python=python), strict=True):
+    for (size, seed), theirs in zip(draws, thresholds, strict=True):
         values = drawn(kind, size, seed)
         largest, reach = float(np.abs(values).max()), {f"modelopt {rule}": value for rule, value in theirs.items()}
         for name in CALIBRATORS:
@@ -423,8 +429,10 @@ def records(given: argparse.Namespace, work: Path) -> Iterator[dict[str, Any]]:
             record = memory(path, name, given.images, given.size, largest)
             largest = largest or record["ours"]["amax"]
             yield {"benchmark": "calibration"} | record
-    for kind in DISTRIBUTIONS if given.only in (None, "distributions") else ():
-        yield {"benchmark": "calibration-distributions"} | distribution(kind, DRAWS, given.modelopt)
+    if given.only in (None, "distributions"):
+        thresholds = drawn_thresholds([*DISTRIBUTIONS], DRAWS, given.modelopt)
+        for kind in DISTRIBUTIONS:
+            yield {"benchmark": "calibration-distributions"} | distribution(kind, DRAWS, thresholds[kind])
     for name in LOGITS if given.only in (None, "examples") else ():
         yield {"benchmark": "calibration-examples"} | example(name, work, given.modelopt)
 
