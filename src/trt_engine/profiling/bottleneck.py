@@ -309,9 +309,8 @@ def _memory_bound(facts: ProfileFacts, roof: Roofline, parts: Mapping[Part, floa
         command = f"trt-engine lint {facts.model_argument}"
     elif not facts.peaks.on_host and facts.layers is not None and facts.layers.instrument.startswith("onnxruntime"):
         advice, next_ = "fused into their neighbours they move less", "TensorRT, which fuses more layers"
-        command = (
-            f"trt-engine bench {facts.model_argument} --backend tensorrt --device {facts.device} --batch {facts.batch}"
-        )
+        where = f"--device {facts.device}{facts.sizes_at(facts.batch)}"
+        command = f"trt-engine bench {facts.model_argument} --backend tensorrt {where}"
     else:
         advice, next_ = (
             "fused into their neighbours they move less",

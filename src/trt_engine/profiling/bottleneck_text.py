@@ -205,16 +205,17 @@ def double_batch(facts: ProfileFacts, why: str) -> tuple[str, str]:
         )
     taken = facts.max_batch is None or batch <= facts.max_batch
     if taken:
-        return f"twice the batch: {why}", f"trt-engine bench {facts.engine_argument}{facts.device_flag} --batch {batch}"
+        sizes = facts.sizes_at(batch, engine=True)
+        return f"twice the batch: {why}", f"trt-engine bench {facts.engine_argument}{facts.device_flag}{sizes}"
     return (
         f"an engine for twice the batch (this one takes {facts.max_batch} at most): {why}",
-        f"trt-engine bench {facts.model_argument}{facts.device_flag} --batch {batch}",
+        f"trt-engine bench {facts.model_argument}{facts.device_flag}{facts.sizes_at(batch)}",
     )
 
 
 def change_threads(facts: ProfileFacts) -> tuple[str, str]:
     """One thread if several ran; all threads if the engine was limited to one."""
-    command = f"trt-engine bench {facts.engine_argument} --batch {facts.batch}"
+    command = f"trt-engine bench {facts.engine_argument}{facts.sizes_at(facts.batch, engine=True)}"
     if facts.settings.get(_THREADS) == "1":  # 0: ONNX Runtime uses all cores
         return "all threads: this one alone may be the limit", f"{command} -O {_THREADS}=0"
     return (
@@ -249,4 +250,4 @@ def measure_in_precision(facts: ProfileFacts, precision: str) -> str:
     words = [f"trt-engine bench {facts.model_argument}", f"--precision {precision}"]
     words += ["--calib-data DATA"] if narrow else []
     words += ["--backend tensorrt"] if by_tensorrt else []
-    return " ".join([*words, f"--device {facts.device} --batch {facts.batch}"])
+    return " ".join([*words, f"--device {facts.device}{facts.sizes_at(facts.batch)}"])

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
+from trt_engine.config.profiles import format_shapes
 from trt_engine.device import parse_device
 from trt_engine.format import format_percent
 from trt_engine.records.profile import Category, DevicePeak, DevicePeaks, KernelRow, LayerProfile, TimeBreakdown
+from trt_engine.tensors import Shape
 
 # The thresholds; docs/bottleneck.md explains each.
 NEAR_COMPUTE = 0.4
@@ -139,6 +141,8 @@ class ProfileFacts:
     """For suggested commands, as `model`, which it was built from, its `settings` (`-O`), and the limits of their batch."""
     model: str = "MODEL.onnx"
     settings: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, Shape] = field(default_factory=dict)
+    """Shapes of the model's inputs that have open sizes beside the batch."""
     max_batch: int | None = None
     fixed_batch: bool = False
     """True if it takes no other batch."""
@@ -149,9 +153,8 @@ class ProfileFacts:
 
     def command(self, verb: str, *flags: str) -> str:
         """The command that runs the engine again, on the same device and with the same batch."""
-        return " ".join(
-            (f"trt-engine {verb} {self.engine_argument} --device {self.device} --batch {self.batch}", *flags)
-        )
+        where = f"--device {self.device}{self.sizes_at(self.batch, engine=True)}"
+        return " ".join((f"trt-engine {verb} {self.engine_argument} {where}", *flags))
 
     @property
     def engine_argument(self) -> str:
@@ -161,6 +164,13 @@ class ProfileFacts:
     def model_argument(self) -> str:
         """The quoted model path for a command."""
         return _quote(self.model)
+
+    def sizes_at(self, batch: int, *, engine: bool = False) -> str:
+        """` --batch 8` for a command on the engine or the model; the model's shapes where other sizes are open as well."""
+        if engine and self.engine != self.model:
+            return f" --batch {batch}"
+        moved = {name: (batch, *shape[1:]) if shape[0] == self.batch else shape for name, shape in self.sizes.items()}
+        return f" --shapes {shlex.quote(format_shapes(moved))}" if moved else f" --batch {batch}"
 
     @property
     def device_flag(self) -> str:

@@ -54,7 +54,7 @@ def convert_report(report: ConvertReport) -> Iterator[Block]:
         ("note", report.notes),
         ("warning", report.warnings),
         ("lint", first_lines(serious, _MAX_ROWS, f" (`trt-engine lint {file}`)")),
-        ("next", f"trt-engine build {file}{_profile_option(report)}"),
+        ("next", f"trt-engine build {file}{_profile_option(report) or batch_option(report.out)}"),
     )
 
 

@@ -231,14 +231,14 @@ def smoke_time(smoke: Mapping[str, float]) -> str:
     )
 
 
-def batch_option(model: str) -> str:
+def batch_option(model: str, *, batch: bool = True) -> str:
     """` --batch 1:8:64` for a model with only a dynamic batch, which `build` would fix at 1; shapes where it needs them."""
     from trt_engine.graph.load import open_model
     from trt_engine.vision.spec import declared_shapes
 
     opened = open_model(Path(model))
     inputs, declared = opened.signature.inputs, declared_shapes(opened)
-    if {at for spec in inputs for at in spec.dynamic} == {0}:
+    if batch and {at for spec in inputs for at in spec.dynamic} == {0}:
         return " --batch 1:8:64"
     is_open = [spec for spec in inputs if set(spec.dynamic) - set(opened.signature.batch_axes(spec))]
     shapes = {spec.name: spec.suggested_shape() for spec in is_open if spec.name not in declared}

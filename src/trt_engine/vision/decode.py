@@ -185,7 +185,8 @@ def _decode_anchors(values: Array, declared: Postprocess, coefficients: int, mul
     first = 4 + (declared.decode == "yolov5")
     expected = first + len(declared.classes) + extra if declared.classes else None
     fits = [side == expected for side in values.shape] if expected is not None else [False, False]
-    if fits == [False, True] or (fits != [True, False] and _anchors_first(values, declared)):
+    anchors_first = declared.decode == "yolov5" or values.shape[0] > values.shape[1] > 4
+    if fits == [False, True] or (fits != [True, False] and anchors_first):
         values = values.T
     count = len(values) - first - extra
     if count < 1 or (expected is not None and len(values) != expected):
@@ -210,11 +211,6 @@ def _decode_anchors(values: Array, declared: Postprocess, coefficients: int, mul
         classes, anchors, scores = classes[best], anchors[best], scores[best]
     boxes = values[:4, anchors].T
     return _Found(boxes, scores, classes, int((~finite).sum()), values[first + count :, anchors].T)
-
-
-def _anchors_first(values: Array, declared: Postprocess) -> bool:
-    """Order of the dimensions where the number of classes does not tell: `yolov5` has anchors first."""
-    return declared.decode == "yolov5" or values.shape[0] > values.shape[1] > 4
 
 
 def _decode_detr(one: Mapping[str, Array], declared: Postprocess) -> _Found:

@@ -127,7 +127,9 @@ def _polyline(style: str, points: Iterable[Point], x_at: Scale, y_at: Scale) -> 
 
 
 def _line_class(line: Line, index: int) -> str:
-    return f"s{index} dashed" if line.style == "dashed" else series_class(index)
+    """CSS classes of a series' line: the first is solid, others have distinct dashes."""
+    series = index % SERIES_STYLES
+    return f"s{index} dashed" if line.style == "dashed" else f"s{series} d{series}" if series else "s0"
 
 
 def _point_marker(x: float, y: float, point: Point, series: int) -> str:
@@ -452,11 +454,6 @@ def marker(x: float, y: float, series: int, more: str = "") -> str:
         7: "m-2.5 -5h5v10h-5z",
     }
     return f'<path class="{style}" d="M{x:.1f} {y:.1f}{paths[kind]}"/>'
-
-
-def series_class(series: int) -> str:
-    """CSS classes of a series' line: the first is solid, others have distinct dashes."""
-    return f"s{series % SERIES_STYLES} d{series % SERIES_STYLES}" if series % SERIES_STYLES else "s0"
 
 
 def make_scale(low: float, high: float, start: float, end: float, log: bool) -> Scale:

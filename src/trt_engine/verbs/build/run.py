@@ -115,10 +115,6 @@ class BuildPlan:
     def profiles(self) -> tuple[Profile, ...]:
         return self.config.profiles
 
-    def is_satisfied_by(self, engine: Engine) -> bool:
-        """Whether the engine is what this build would make, and passes what this build would check."""
-        return engine.passport.key == self.key and self.rejection_reason(engine) is None
-
     def find_in_store(self) -> Engine | None:
         """The engine, if the store has it and it passes what this build would check."""
         engine = self.store.get(self.key, self.model.digest)

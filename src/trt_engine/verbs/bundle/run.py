@@ -192,7 +192,7 @@ class BundleRun:
         """The engine in the folder, if it is intact, has this key and passed the same checks."""
         try:
             engine = Engine.open(item.target)
-            if not item.build.is_satisfied_by(engine):
+            if engine.passport.key != item.build.key or item.build.rejection_reason(engine) is not None:
                 return None
             engine.verify()
             if engine.reference is not None:

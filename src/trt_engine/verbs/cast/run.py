@@ -36,6 +36,7 @@ from trt_engine.public_function import public_function
 from trt_engine.records.base import Finding
 from trt_engine.records.passport import Precision
 from trt_engine.records.precision import CastParity, CastReport, RangesReport
+from trt_engine.reporting.tables import batch_option
 from trt_engine.runtime.feeds import complete_shapes, describe_inputs, numpy_dtype, read_values, set_values
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
 from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
@@ -184,10 +185,11 @@ def _next_command(report: CastReport, to: str, config: CastConfig, parity: CastP
     """The build with what was given here, or the cast to try instead; None where nothing but the file is needed."""
     given = followed(config, "shapes", "inputs")
     if not lost or report.out is None:
-        given += " --backend tensorrt" * (to == "bf16" and parity is not None and parity.emulated)
+        if to == "bf16" and parity is not None and parity.emulated:
+            given = f" --backend tensorrt{given or batch_option(report.model, batch=False)}"
         return f"trt-engine build {shlex.quote(report.out)}{given}" if given and report.out else None
     if to != "fp16":
-        return f"trt-engine build {shlex.quote(report.model)}{given}"
+        return f"trt-engine build {shlex.quote(report.model)}{given or batch_option(report.model, batch=False)}"
     kept = followed(
         config, *(item.name for item in settings_of(config) if item.name not in ("auto_exclude", "autocast"))
     )

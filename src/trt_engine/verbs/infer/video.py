@@ -122,7 +122,9 @@ def run_video(job: VideoJob, runner: InferenceEngine) -> tuple[VideoSummary, tup
                     raise UsageError(f"no frame of `{name}` can be decoded: {stream.error or damage}", hint=_PLAYABLE)
         finally:
             stream.stop()
-            _unblock(answers, stream)
+            while stream.is_alive():  # what is still answered is thrown away
+                with contextlib.suppress(Empty):
+                    answers.get(timeout=0.05)
         sink.write_sheet()
     batches_ms = tuple(seconds * 1e3 for _, seconds, _ in pipeline.meter.batches)
     return sink.summary(stream, time.perf_counter() - started_s), batches_ms
@@ -235,13 +237,6 @@ def format_time_left(seconds: float) -> str:
     """`3 min 05 s`, `12 s`."""
     whole = max(0, round(seconds))
     return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60:02d} s"
-
-
-def _unblock(answers: Queue[StreamFrame | None], stream: VideoStream) -> None:
-    """Wait for the stream's end; what is still answered is thrown away."""
-    while stream.is_alive():
-        with contextlib.suppress(Empty):
-            answers.get(timeout=0.05)
 
 
 def draw_counts(image: Image.Image, counts: Mapping[str, int]) -> None:

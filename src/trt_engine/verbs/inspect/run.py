@@ -43,6 +43,7 @@ from trt_engine.records.base import Finding
 from trt_engine.records.bundle import BundleState
 from trt_engine.records.inspect import EngineReport, ModelReport, PlanInfo, QuantPlacement, RunReport
 from trt_engine.records.passport import BuildInfo, Compatibility, Passport, Payload, Precision, Requirements, Source
+from trt_engine.reporting.tables import batch_option
 from trt_engine.run_folder import (
     COMPARE,
     LOADTEST,
@@ -151,7 +152,8 @@ def _require_no_run(run: bool, path: Path, what: str) -> None:
     if run:
         raise UsageError(
             f"`--run` needs an engine or a plan, and `{path}` is {what}",
-            hint=f"build one first: `trt-engine build {quoted(path)} -o {path.with_suffix('').name}.engine.onnx`"
+            hint=f"build one first: `trt-engine build {quoted(path)} -o {quoted(path.with_suffix('.engine.onnx').name)}"
+            f"{batch_option(str(path), batch=False)}`"
             if what == "a model"
             else "give the path of an engine that `trt-engine build` made",
         )

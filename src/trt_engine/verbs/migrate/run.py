@@ -235,7 +235,7 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
         yield from requirements.scan_requirements(text, rules)
         yield from requirements.scan_dependencies(text, rules)
         yield from shell.scan_text(text, rules)
-    elif kind == "config" and is_nvinfer(text):
+    elif kind == "config" and _NVINFER.search(text) and _NVINFER_KEY.search(text):
         yield from scan_nvinfer(text, rules)
     elif source.path.suffix in (".toml", ".ini", ".cfg"):
         yield from scan_commands(text, rules)
@@ -341,11 +341,6 @@ _COMMANDS = {
     "INT8": "trt-engine quantize {model} --to int8 --calib-data DATA -o {stem}.int8.onnx",
     "FP16": "trt-engine cast {model} --to fp16 -o {stem}.fp16.onnx",
 }
-
-
-def is_nvinfer(text: str) -> bool:
-    """Whether a file configures DeepStream's nvinfer."""
-    return bool(_NVINFER.search(text) and _NVINFER_KEY.search(text))
 
 
 def scan_nvinfer(text: str, rules: RuleSet) -> Iterator[Hit]:

@@ -21,6 +21,7 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import DeviceLost, Interrupted, MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.format import format_ms, format_number, format_percent
+from trt_engine.graph.load import open_model
 from trt_engine.profiling.attribution import Attribution, attribute, onnxruntime_node_spans, transfer_attribution
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments import ncu as nsight_compute
@@ -451,7 +452,7 @@ class ProfileRun:
         measured = ProfileFacts(
             split=parts_ms, layers=layers, kernels=kernels, device_peaks=self.peaks, flops=work.flops, nbytes=work.nbytes,
             batch=self.batch, device=self.device, precision=precision, engine=self.typed, model=self.model,
-            settings=self.settings, max_batch=self._max_batch(),
+            settings=self.settings, sizes=self._model_sizes(), max_batch=self._max_batch(),
             fixed_batch=bool(self.engine.signature.inputs) and not self.engine.signature.batch_axis,
         )  # fmt: skip
         return ProfileReport(
@@ -494,6 +495,14 @@ class ProfileRun:
             share = format_percent(self.attribution.share)
             facts["layers_of_kernels"] = f"by {self.attribution.method}: {share} of the kernels' time"
         return facts
+
+    def _model_sizes(self) -> dict[str, Shape]:
+        """Shapes of the inputs that have more open sizes than a batch in the model, as it is named in suggested commands."""
+        if self.engine.model_path is None:
+            return {}
+        signature = open_model(self.engine.model_path).signature
+        moving = [spec.name for spec in signature.inputs if set(spec.dynamic) - set(signature.batch_axes(spec))]
+        return {name: shape for name, shape in self.shapes.items() if name in moving}
 
     def _max_batch(self) -> int | None:
         """The largest batch the suggested commands may use; None where a model is rebuilt for each."""

@@ -96,8 +96,8 @@ def _judge(report: QuantizeReport, config: QuantizeConfig) -> QuantizeReport:
     if text is None:
         return replace(report, speed=speed)
     log.warning("%s", text)
-    kept = f"trt-engine build {shlex.quote(report.model)}{followed(config, 'shapes', 'inputs')}"
-    following = report.next_command if lost else kept
+    given = followed(config, "shapes", "inputs") or batch_option(report.model, batch=False)
+    following = report.next_command if lost else f"trt-engine build {shlex.quote(report.model)}{given}"
     return replace(report, speed=speed, warnings=(*report.warnings, text), next_command=following)
 
 
@@ -111,7 +111,7 @@ def _next_command(report: QuantizeReport, config: QuantizeConfig, lost: bool) ->
         given = followed(config, "calib_data", "inputs", "preprocess", "target", "dynamic", "calibrator", *excluded)
         return f"trt-engine search {source} --to {report.to} --dataset DATASET{given}"
     if lost:
-        return f"trt-engine build {source}{sizes}"
+        return f"trt-engine build {source}{sizes or batch_option(report.model, batch=False)}"
     if report.to in ("nvfp4", "mxfp8"):
         return f"trt-engine build {written} --backend tensorrt{sizes}" if sizes else None
     if images:

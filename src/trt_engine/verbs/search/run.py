@@ -40,6 +40,7 @@ from trt_engine.records.base import write_document
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.percentiles import summarize
 from trt_engine.records.search import SearchGroup, SearchPoint, SearchReport, SearchTrial
+from trt_engine.reporting.tables import batch_option
 from trt_engine.verbs.build.precision import placement_target
 from trt_engine.verbs.calibration_images import CalibrationInputs, images_as_inputs
 from trt_engine.verbs.evaluate.run import resolve_spec
@@ -337,7 +338,7 @@ def _make_report(
         points=_search_points(trials.trials),
         trials=len(trials.trials),
         new_trials=trials.measured,
-        next_command=f"trt-engine build {shlex.quote(str(job.model.path))}"
+        next_command=f"trt-engine build {shlex.quote(str(job.model.path))}{batch_option(str(job.model.path), batch=False)}"
         if keep_original
         else _quantize_command(job, final.nodes, excluded),
         environment=Environment.detect(parse_device(device)[1] if device.startswith("cuda") else None),

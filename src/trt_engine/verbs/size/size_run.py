@@ -112,7 +112,8 @@ class _SizeRun:
                 self.measure_static()
             self.note_precision()
             self.note_best_batch()
-            self.note_no_image_input()
+            if not self.nvinfer_config(self.doubling.succeeded[-1][1]).keys:
+                self.notes.append(NO_IMAGE_INPUT)
             if plan.config.scan:
                 with self.step("scan", nested=True):
                     self.scanning = True
@@ -308,11 +309,6 @@ class _SizeRun:
                 f"batch {best.batch} delivered more: {float(images_per_s(best)):.1f} images/s, "
                 f"{peak_streams(best, self.plan.config.fps)} streams"
             )
-
-    def note_no_image_input(self) -> None:
-        """Add a note if the model has no image input."""
-        if not self.nvinfer_config(self.doubling.succeeded[-1][1]).keys:
-            self.notes.append(NO_IMAGE_INPUT)
 
     # -------------------------------------------------------------------------------------------- scan
 
