@@ -105,9 +105,9 @@ def check_target_support(form: Format, config: QuantizeConfig, target: QuantTarg
         )
 
 
-def check_not_quantized(proto: ModelProto, model: Model) -> None:
+def check_not_quantized(model: Model) -> None:
     """Raise `ModelError` for a quantized model."""
-    for found in walk.nodes(proto):
+    for found in walk.nodes(model.proto):
         node = found.node
         if is_quantize(node) or is_dequantize(node) or node.op_type in _INTEGER_OPS:
             raise ModelError(

@@ -108,6 +108,7 @@ def quantize(
     if form.name not in QUANTIZED_PRECISIONS:
         raise UsageError(f"`{to}` is a cast, not a quantisation", hint=f"`trt-engine cast MODEL --to {to}`")
     opened = model if isinstance(model, Model) else open_model(model)
+    check_not_quantized(opened)  # before shapes and data are looked at
     on_random = isinstance(config.calib_data, str) and config.calib_data == "random"
     if config.shapes and not (on_random or config.calib_data is None):
         raise UsageError("`--shapes` is for random inputs, and the data has its own shapes", hint="leave one out")
@@ -230,7 +231,6 @@ class _QuantizeJob:
         """
         form, config = self.form, self.config
         proto = read_proto(self.model.path)
-        check_not_quantized(proto, self.model)
         if (renamed := make_names_unique(proto)) and not self.dropped:
             self._warn(f"{renamed} nodes had the name of another and got one of their own")
         self.rewritten = raise_opset(proto, _MIN_OPSET[form.name])
