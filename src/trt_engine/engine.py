@@ -324,7 +324,7 @@ def _no_passport_error(path: Path) -> str:
             f"--backend {PLAN_BACKENDS[header.product]}` makes one with its passport"
         )
     return (
-        "an ONNX model is built first, with `trt-engine build`"
+        f"an ONNX model is built first: `trt-engine build {quoted(path)}`"
         if path.suffix.lower() == ".onnx"
         else "build the engine again"
     )

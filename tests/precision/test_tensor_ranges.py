@@ -14,6 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from small_nets import convnet, images, save
 
 from onnx_models import FLOAT, node
+from onnx_models import save as save_model
 from trt_engine.cli.main import run
 from trt_engine.errors import UsageError
 from trt_engine.precision.tensor_ranges import ranges
@@ -38,7 +39,7 @@ def test_a_model_whose_layers_stand_in_a_branch_is_not_cleared(
         for name, op in (("then_branch", "Exp"), ("else_branch", "Neg"))
     }
     path = tmp_path / "net.onnx"
-    save(
+    save_model(
         path,
         [node("If", "yes", "z", **branches)],
         {"x": (FLOAT, [2, 4])},
