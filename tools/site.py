@@ -9,6 +9,7 @@ committed records.
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import inspect
 import json
@@ -301,7 +302,23 @@ def errors_page() -> str:
     return "\n".join(lines) + "\n"
 
 
+def notebook_page(name: str) -> str:
+    """A notebook of examples/ with its outputs; the search leaves the outputs out."""
+    parts = []
+    for cell in json.loads((ROOT / "examples" / "notebooks" / name).read_text(encoding="utf-8"))["cells"]:
+        text = "".join(cell["source"])
+        parts.append(text if cell["cell_type"] == "markdown" else f"```python\n{text}\n```")
+        for data in (output["data"] for output in cell.get("outputs", ()) if "data" in output):
+            text = html.escape("".join(data["text/plain"]))
+            shown = "".join(data["text/html"]) if "text/html" in data else f'<pre class="result">{text}</pre>'
+            shown = shown.replace("<table>", '<table class="result">')  # the theme frames a table without a class
+            parts.append("<div data-search-exclude>" + re.sub(r"\n\s*", "\n", shown) + "</div>")
+    return "\n\n".join(parts) + "\n"
+
+
 PAGES = {
+    "notebooks/measure.md": lambda: notebook_page("measure.ipynb"),
+    "notebooks/pytorch.md": lambda: notebook_page("pytorch.ipynb"),
     "reference/settings.md": settings_page,
     "reference/trtexec.md": trtexec_page,
     "reference/inductor.md": inductor_page,

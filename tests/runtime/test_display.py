@@ -199,19 +199,29 @@ def test_a_display_never_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("nbclient", "nbformat", "ipykernel"))), reason="no nbclient and ipykernel"
 )
-def test_a_notebook_stores_a_table_and_short_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["measure", "pytorch"])
+def test_a_notebook_of_the_site_runs_and_shows_what_it_shows_there(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     nbclient, nbformat = importlib.import_module("nbclient"), importlib.import_module("nbformat")
-    model = models.conv_net(tmp_path / "net.onnx")
+    pytest.importorskip({"pytorch": "torch"}.get(name, "trt_engine"))
+    monkeypatch.chdir(tmp_path)
     kernels = tmp_path / "kernels" / "python3"
     kernels.mkdir(parents=True)
     command = f'["{sys.executable}", "-m", "ipykernel_launcher", "-f", "{{connection_file}}"]'
     (kernels / "kernel.json").write_text(f'{{"argv": {command}, "display_name": "tests", "language": "python"}}')
     monkeypatch.setenv("JUPYTER_PATH", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(te.__file__).parents[1]), *filter(None, sys.path)]))
-    code = f"import trt_engine as te\nte.inspect({str(model)!r})"
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    source = (Path(__file__).parents[2] / f"examples/notebooks/{name}.ipynb").read_text(encoding="utf-8")
+    assert len(source) < 100_000 and re.findall(r"(?<![\w<.:/])/\w+/", source) == []  # no absolute path
+    assert set(re.findall("https?://([^/,]+)", source)) <= {"ui.perfetto.dev", "github.com"}
+    notebook = nbformat.reads(source, 4)
+
+    def shown() -> list[Any]:
+        return [[sorted(one["data"]) for one in cell.get("outputs", ()) if "data" in one] for cell in notebook.cells]
+
+    kept = shown()
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
-    (output,) = notebook.cells[0].outputs
-    report = te.inspect(model)
-    assert output["data"]["text/html"] == report._repr_html_()
-    assert output["data"]["text/plain"] == str(report)
+    assert shown() == kept
+    if name == "pytorch":
+        assert re.search(r"^  net.int8.engine.onnx +int8 ", notebook.cells[-2].outputs[-1]["data"]["text/plain"], re.M)
