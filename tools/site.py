@@ -38,7 +38,7 @@ _SEARCHED = {
     "backends.md": "default",
     "bottleneck.md": "bound memory",
     "build.md": "dynamic kv",
-    "cameras.md": "cascade late frames",
+    "cameras.md": "cascade fps frames gpu late",
     "convert.md": "face hugging huggingface",
     "deploy.md": "bbox config.pbtxt nms",
     "deployment.md": "compatible container deserialize docker version",
