@@ -358,12 +358,13 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs: links to files outside docs/ become text; lists and code get their blank lines.
 
-    The search prefers the pages of questions and verbs, and lists the reference last.
+    The search prefers the pages of questions and verbs, and lists the reference and notebooks last.
     """
     if page.file.src_uri in TABLES:
         markdown = markdown.replace(TABLES_HERE, measured_tables(page.file.src_uri))
     above = page.parent.title if page.parent is not None else ""
-    page.meta["search"] = {"boost": {"How to": 2, "Verbs": 2, "Reference": 0.5}.get(above, 1)}
+    boost = 0.5 if page.file.src_uri in PAGES else {"How to": 2, "Verbs": 2, "Reference": 0.5}.get(above, 1)
+    page.meta["search"] = {"boost": boost}
     page.meta["tags"] = _SEARCHED.get(page.file.src_uri, "").split()
     markdown = (
         re.sub(r"\[([^\]]+)\]\((?:\.\./)+(?!\w+\.md)[^)]*\)", r"\1", markdown)
