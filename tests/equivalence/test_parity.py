@@ -18,7 +18,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.parity import measure_parity, parity_feeds, wider_feeds
 from trt_engine.equivalence.sorted_outputs import compare_outputs, sorted_outputs
-from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_dtype, select_tolerance
+from trt_engine.equivalence.tolerance import TOLERANCES, Tolerance, coarsest_dtype, lost_text, select_tolerance
 from trt_engine.errors import AccuracyError, ModelError
 from trt_engine.graph.fusion import FusedModel
 from trt_engine.graph.load import open_model, read_proto
@@ -163,6 +163,12 @@ def test_whole_numbers_and_strings_are_compared_too():
     assert compare_output(np.array([True]), np.array([False])).max_rel == math.inf
 
 
+def test_one_value_alone_is_not_what_loses_an_output_of_few():
+    want = np.arange(8)
+    one, two = (compare_output(np.where(want < count, 7, want), want) for count in (1, 2))
+    assert lost_text(one) is None and lost_text(two) is not None
+
+
 # ------------------------------------------------------------------------------------------------ models that sort
 
 STRICT = Tolerance(1e-3)
@@ -239,8 +245,8 @@ def test_inputs_whose_scores_tie_do_not_tell_which_rows_are_right(op: str, tied:
     def last_first(feeds):
         return {"y": corners[None, 31 - np.argsort(-feeds["x"][0, 0, ::-1], kind="stable")[:8]]}
 
-    wrong = last_first if tied else lambda _: {"y": corners[None, :8]}
-    same, other = (measure_parity(open_model(model), run, {"x": scores}, "", STRICT) for run in (last_first, wrong))
+    runs = (last_first, lambda _: {"y": 0.9 * corners[None, :8]})
+    same, other = (measure_parity(open_model(model), run, {"x": scores}, "", STRICT) for run in runs)
     assert same.passed != tied and not other.passed
     assert STRICT.is_undecided(other.outputs["y"], other.sensitivity["y"]) == tied
 

@@ -771,6 +771,18 @@ def test_an_output_that_int8_destroys_is_a_warning_whatever_its_values_mean(tmp_
         assert report.parity_inputs is not None and report.parity_inputs.startswith("8 rows")
 
 
+def test_batches_are_compared_each_for_itself_where_one_model_has_other_sizes(tmp_path: Path) -> None:
+    """One outlier leaves nothing of the other rows: the quantised model finds no place in any."""
+    nodes = [node("MatMul", "x w", "z"), node("Greater", "z least", "b"), node("NonZero", "b", "y")]
+    weights = {"w": np.abs(weight(64, 64)) * np.linspace(1, 9, 64, dtype=np.float32), "least": np.float32(20)}
+    source = save(tmp_path / "net.onnx", nodes, {"x": (FLOAT, [1, 64])}, {"y": (7, [2, None])}, weights)
+    data = [{"x": np.full((1, 64), value, np.float32)} for value in (-1e6, *np.linspace(1, 9, 7))]
+    report = quantize(
+        source, "int8", out=tmp_path / "q.onnx", calib_data=data, calibrator="minmax", target="onnxruntime-cpu"
+    )
+    assert any("`y` no longer matches the model" in item for item in report.warnings)
+
+
 @pytest.mark.parametrize("shape", [(2, 64, 32), (2, 4, 64, 32)])
 @pytest.mark.parametrize("form", ["int8", "fp8"])
 def test_batched_weights_have_one_scale_which_every_kernel_takes(

@@ -23,7 +23,7 @@ from trt_engine.config.profiles import Profile
 from trt_engine.equivalence.output_error import NOT_COMPARABLE
 from trt_engine.equivalence.random_inputs import Values, each_branch, runnable_signature
 from trt_engine.equivalence.sorted_outputs import compare_outputs, reverse_ties, sorted_outputs
-from trt_engine.equivalence.tolerance import MAX_NOISE, TOLERANCES, Tolerance
+from trt_engine.equivalence.tolerance import MAX_NOISE, NO_FIGURE, TOLERANCES, Tolerance
 from trt_engine.errors import TrtEngineError
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import make_names_unique
@@ -37,8 +37,6 @@ from trt_engine.tensors import Choice, Shape, Signature, Tensors, format_shape
 log = logging.getLogger(__name__)
 
 REFERENCE = "onnxruntime on the CPU, no graph optimisation"
-_OVERFLOWN = 1e6
-"""Sensitivity over scale that has no figure: rounding overflowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +64,7 @@ class ParityFeeds:
             name: (0.45 + 0.1 * np.asarray(array)).astype(np.asarray(array).dtype) if name in self.drawn else array
             for name, array in self.feeds.items()
         }
-        moves = f"{own:.2g} of its scale" if own < _OVERFLOWN else "more than its format holds, or its scores tie"
+        moves = f"{own:.2g} of its scale" if own < NO_FIGURE else "more than its format holds, or its scores tie"
         return replace(
             self,
             feeds=feeds,
@@ -233,7 +231,8 @@ def measure_sensitivity(
     found = compare_outputs(moved, expected, ranked, tolerance)
     if ranked and (other := _run_other_ties(model, feeds)) is not None:
         apart = compare_outputs(other, expected, ranked, tolerance)
-        found |= {name: NOT_COMPARABLE for name, error in apart.items() if not tolerance.accepts(error)}
+        tied = replace(NOT_COMPARABLE, rows_moved=1)
+        found |= {name: tied for name, error in apart.items() if not tolerance.accepts(error)}
     rounded = _run_rounded(model, feeds, tolerance.roundoff) if tolerance.half else None
     if rounded is None:
         return found

@@ -23,6 +23,8 @@ _MAX_FAR_SHARE = 0.03
 """Values far off from which an output is lost: of Gaussian noise 0.23 of the signal; of classes, one in 33 is another."""
 DEAD_STD_RATIO = 0.1
 """Share left of a channel's variation below which it is dead, in every format."""
+NO_FIGURE = 1e6
+"""Sensitivity over scale that has no figure: rounding overflowed, or equal scores moved rows."""
 ROUNDING = 2.0**-21
 """Difference over the range of a bounded function (Sigmoid) that its FP32 kernels have at most: 8 units of roundoff. In FP16
 it is 8 steps of the smallest numbers too."""
@@ -68,9 +70,13 @@ class Tolerance:
 
     def limit_for(self, sensitivity: OutputError | None) -> float:
         """The limit of a model that itself moves by `sensitivity`."""
-        if sensitivity is None or self.explicit:
-            return self.limit
-        return max(self.limit, min(_SENSITIVITY_FACTOR * (self.metric_value(sensitivity) or 0.0), _MAX_LIMIT))
+        own = 0.0 if sensitivity is None or not self._raises(sensitivity) else self.metric_value(sensitivity) or 0.0
+        return max(self.limit, min(_SENSITIVITY_FACTOR * own, _MAX_LIMIT))
+
+    def _raises(self, sensitivity: OutputError) -> bool:
+        """Whether a model that moves so is allowed more: not where equal scores give other rows, which tells nothing."""
+        tied = sensitivity.rows_moved and (self.metric_value(sensitivity) or 0.0) > NO_FIGURE
+        return not (self.explicit or tied)
 
     def metric_value(self, error: OutputError) -> float | None:
         """The figure that is judged by `limit`."""
@@ -82,7 +88,7 @@ class Tolerance:
         if value is None or error.noise is None:
             return "was not compared channel by channel"
         limit, noise = self.limit_for(sensitivity), self.noise
-        if sensitivity is not None and not self.explicit:
+        if sensitivity is not None and self._raises(sensitivity):
             noise = max(noise, _SENSITIVITY_FACTOR * (sensitivity.noise or 0.0))
         if error.std_ratio < DEAD_STD_RATIO:
             where = _channel_text(error.std_ratio_channel)

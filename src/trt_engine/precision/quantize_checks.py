@@ -253,9 +253,8 @@ class ParityCheck:
         self._expected = self._expected or self._run(self.model.path, "none")
         got, errors = self._run(path, level), dict[str, OutputError]()
         for name in self._tensors:
-            ours, theirs = (_joined([batch[name] for batch in batches]) for batches in (got, self._expected))
-            pairs = [compare_output(one, other) for one, other in zip(ours, theirs, strict=True)]
-            errors[name] = worst_errors(pairs, [1] * len(pairs))
+            pairs = _joined([(one[name], other[name]) for one, other in zip(got, self._expected, strict=True)])
+            errors[name] = worst_errors([compare_output(*pair) for pair in pairs], [1] * len(pairs))
         self.result = QuantizedParity(errors, self._feeds_source, on)
         for name, error in errors.items():
             if error.std_ratio < DEAD_STD_RATIO:
@@ -274,11 +273,13 @@ class ParityCheck:
             raise session.translate_run_error(error) from error
 
 
-def _joined(batches: list[Array]) -> list[Array]:
-    """The batches of one output as one: a channel may be constant in a single row. Of other sizes each stays as it is."""
-    if batches[0].ndim and len({batch.shape[1:] for batch in batches}) == 1:
-        return [np.concatenate(batches)]
-    return batches
+def _joined(pairs: list[tuple[Array, Array]]) -> list[tuple[Array, Array]]:
+    """The batches of one output, by both models, as one: a channel may be constant in a single row. Each stays as it is
+    where their sizes differ."""
+    sizes = {array.shape[1:] for pair in pairs for array in pair}
+    if pairs[0][0].ndim and len(sizes) == 1 and all(len(one) == len(other) for one, other in pairs):
+        return [(np.concatenate([one for one, _ in pairs]), np.concatenate([other for _, other in pairs]))]
+    return pairs
 
 
 def random_shapes(

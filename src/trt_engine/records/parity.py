@@ -45,7 +45,7 @@ class OutputError:
     noise: float | None = None
     """RMS difference over the reference's standard deviation, of the worst channel."""
     far_share: float = 0.0
-    """Share of the values that differ by more than half of the standard deviation of the whole output."""
+    """Share of the values, without one, that differ by more than half of the standard deviation of the whole output."""
     std_ratio: float = 1.0
     """Standard deviation over that of the reference, of the worst channel; 0 where it became a constant."""
     channel: Channel | None = None

@@ -137,7 +137,9 @@ def _remainder(fmod: Any) -> Callable[[Any, Any], Any]:
 
 def _to_int(value: Any) -> Any:
     value = known(value) if isinstance(value, torch.SymBool) else value
-    return torch.sym_int(value) if isinstance(value, torch.SymFloat) else value if _is_int(value) else int(value)
+    if isinstance(value, torch.SymFloat):
+        return torch.sym_int(value)
+    return value if isinstance(value, torch.SymInt) else int(value)
 
 
 def known(test: Any) -> bool:
@@ -147,10 +149,6 @@ def known(test: Any) -> bool:
         if bool(expression.subs(dict.fromkeys(expression.free_symbols, 1))) != bool(test):
             raise Unsupported("it depends on whether a size that varies is 1")
     return bool(test)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int | torch.SymInt) and not isinstance(value, bool)
 
 
 def _cast(kind: int) -> Callable[[Any], Any]:

@@ -342,7 +342,7 @@ def _rows(
                 provider=provider_names.short_name(event.provider) if event.provider else "",
                 dtypes=tuple(kind for kind, _ in event.outputs),
                 shapes=tuple(shape for _, shape in event.outputs),
-                onnx_nodes=made_of.get(_first_output(step), ()) if step is not None else (),
+                onnx_nodes=made_of.get(next(filter(None, step.node.output), step.node.name), ()) if step else (),
                 flops=_flops(step, calls),
                 nbytes=_nbytes(step, event, calls),
                 precision=kinds.get(step.key, "") if step is not None else "",
@@ -358,10 +358,6 @@ def _steps_by_name(steps: Sequence[TracedNode]) -> dict[tuple[str, str], TracedN
         op = step.node.op_type
         found.setdefault((step.node.name or f"{op}_{index}", op), step)
     return found
-
-
-def _first_output(step: TracedNode) -> str:
-    return next((name for name in step.node.output if name), step.node.name)
 
 
 def _source(engine: Engine) -> ModelProto | None:

@@ -492,8 +492,9 @@ def _size_nodes(model: ModelProto) -> dict[tuple[str, str], bool]:
         known = {tensor.name for tensor in graph.initializer} | {item.values.name for item in graph.sparse_initializer}
         known -= {value.name for value in graph.input}  # the caller may replace them
         for node in graph.node:  # in topological order
+            drawn = node.op_type.startswith(("Random", "Bernoulli", "Multinomial"))
             sizes = not _has_subgraph(node) and (
-                node.op_type in _SIZES or (not _is_random(node) and all(name in known for name in node.input if name))
+                node.op_type in _SIZES or (not drawn and all(name in known for name in node.input if name))
             )
             if sizes:
                 known.update(name for name in node.output if name)
@@ -504,10 +505,6 @@ def _size_nodes(model: ModelProto) -> dict[tuple[str, str], bool]:
 
 def _has_subgraph(node: NodeProto) -> bool:
     return any(item.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for item in node.attribute)
-
-
-def _is_random(node: NodeProto) -> bool:
-    return node.op_type.startswith(("Random", "Bernoulli", "Multinomial"))
 
 
 def describe_fallback(nodes: list[tuple[str, str]]) -> str:

@@ -254,7 +254,7 @@ class Values:
                 if found:
                     yield from self._choices(found, seen | {last_name(node) or ""})
                 elif (last_name(node) or "") not in seen:
-                    yield _named(node), node
+                    yield "trtexec" if re.search("trtexec", last_name(node) or "", re.IGNORECASE) else "{}", node
             case ast.Subscript(value):
                 found = list(self._items(value, keys=False))
                 few = found and len(seen) < _DEPTH
@@ -314,10 +314,6 @@ def tool_of(word: str) -> str | None:
     """The program that a word names, by itself or with its path."""
     name = re.split(r"[\\/]", word.strip("\"'"))[-1].lower().removesuffix(".exe")
     return name if name in ("trtexec", "polygraphy") else None
-
-
-def _named(node: ast.expr) -> str:
-    return "trtexec" if re.search(r"trtexec", last_name(node) or "", re.IGNORECASE) else "{}"
 
 
 def _is_list(node: ast.expr) -> bool:
