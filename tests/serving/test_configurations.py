@@ -198,6 +198,8 @@ def test_a_configuration_is_refused_with_every_reason_at_once() -> None:
         "instance_group { kind: KIND_CPU gpus: 0 } dynamic_batching { preferred_batch_size: 9 }"
         "optimization { enable_pinned_input: true levels { a: [1] } }", x="dims: 0 optional: true"
     )  # fmt: skip
+    with pytest.raises(UsageError, match="64 changes") as caught:
+        read_config(b"key: 1\n" * 20_000, "m", BASE)
     with pytest.raises(UsageError) as caught:
         read_config(text.encode(), "m", BASE)
     for reason in (

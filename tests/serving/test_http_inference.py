@@ -293,7 +293,7 @@ def test_a_client_that_never_reads_its_answer_is_dropped(
 def test_answers_over_grpc_that_are_not_read_count_for_a_time_and_then_against_grpc_alone(
     engines: dict[str, Path], serve: Callable[..., Server]
 ) -> None:
-    server = serve(engines["double"], request_timeout_s=1.0, max_in_flight_size="10MiB")
+    server = serve(engines["double"], request_timeout_s=2.0, max_in_flight_size="10MiB")
     request = message("ModelInferRequest")(model_name="double", id="a" * 15_000_000)
     request.inputs.add(name="x", datatype="FP32", shape=[1, 4]).contents.fp32_contents.extend([1] * 4)
     with grpc.insecure_channel(server.grpc_address) as channel:
@@ -303,14 +303,14 @@ def test_answers_over_grpc_that_are_not_read_count_for_a_time_and_then_against_g
         call = infer(iter([request] * 3))
         assert server._service is not None
         admission = server._service.admission
-        until(lambda: admission.requests == 0 and admission.nbytes > len(request.id), "it is answered")
-        until(lambda: admission.nbytes == 0 and admission.overdue > len(request.id), "it is overdue")
+        until(lambda: admission.requests == 0 and admission.nbytes > 3 * len(request.id), "two answers wait")
+        until(lambda: admission.nbytes == 0 and admission.overdue > 3 * len(request.id), "they are overdue")
         assert call.is_active() and fetch(server, INFER, BODY)[0] == 200
         other = channel.unary_unary(f"/{INFERENCE_SERVICE}/ModelInfer")
         with pytest.raises(grpc.RpcError, match="have not read"):
             other(b"\x0a\x06double")
         call.cancel()
-        until(lambda: admission.overdue == 0, "it is forgotten")
+        until(lambda: admission.overdue == 0, "they are forgotten")
 
 
 def test_requests_that_end_in_one_read_are_no_large_header(server: Server) -> None:

@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 from tritonclient.utils import InferenceServerException
 
+import trt_engine as te
+from onnx_models import node, save
 from patience import HANG_S, until
 from serving.conftest import place, start
 from serving.triton import Client, fetch, ones
@@ -85,6 +87,19 @@ def test_an_answer_counts_before_it_is_computed(
         gate.set()
         assert sorted(call.exception() is None for call in calls) == [False, True]
     assert server._service.admission.nbytes == 0
+
+
+def test_an_answer_of_a_size_that_no_input_tells_counts_as_the_largest_so_far(
+    serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    x = np.ones((4, 4), np.float32)
+    path = save(tmp_path / "m.onnx", [node("NonZero", "x", "y")], {"x": (1, [4, 4])}, {"y": (7, [2, None])})
+    server = serve(te.build(path, out=tmp_path / "m.engine.onnx", parity=False).path)
+    assert server._service is not None
+    ((served,),) = (model.versions.values() for model in server._service.repository.models.values())
+    for number in (1, 16, 16):
+        assert not served.small_answers and served.answer_nbytes({"x": x}) == 2 * 8 * number
+        Client("http", server).infer(served.name, {"x": x})
 
 
 @pytest.mark.parametrize("model", ["slow", "double"], ids=["one by one", "joined"])

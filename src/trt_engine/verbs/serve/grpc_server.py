@@ -256,11 +256,12 @@ class GrpcServer:
         """One answer for each request, in their order; small requests run while earlier ones do."""
         ahead = max(1, min(_AHEAD, self._config.max_in_flight // 8))
         running: asyncio.Queue[asyncio.Task[Any] | None] = asyncio.Queue(ahead)
+        tasks = set[asyncio.Task[Any]]()
 
         async def read() -> None:
             try:
                 async for raw in requests:
-                    task = asyncio.create_task(self._answer_in_stream(raw, context))
+                    tasks.add(task := asyncio.create_task(self._answer_in_stream(raw, context)))
                     await running.put(task)
                     if len(raw) > _LARGE_ANSWER:  # of large ones one at a time is in memory
                         await asyncio.wait([task])
@@ -272,25 +273,27 @@ class GrpcServer:
             await running.put(None)
 
         reader, ender = asyncio.create_task(read()), asyncio.create_task(end())
-        task: asyncio.Task[Any] | None = None
         try:
             while (task := await running.get()) is not None:
-                answer = await task
-                forget = self._hold(_COPIES * answer.ByteSize())
-                try:
-                    yield answer  # back when it is sent
-                finally:
-                    forget()
+                answer, forget = await task
+                yield answer  # back when it is sent
+                forget()
+                tasks.discard(task)
             if self._service.admission.shut.is_set():  # clients send elsewhere
                 await context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
             await reader
         finally:  # the call may have ended
-            left = [task, reader, ender, *(running.get_nowait() for _ in range(running.qsize()))]
-            for one in left:
-                if one is not None:
-                    one.cancel()
+            for one in (reader, ender, *tasks):
+                one.cancel()
+                if one in tasks and one.done() and not one.cancelled():
+                    one.result()[1]()
 
-    async def _answer_in_stream(self, raw: bytes, context: Any) -> Any:
+    async def _answer_in_stream(self, raw: bytes, context: Any) -> tuple[Any, Callable[..., None]]:
+        """The answer, and what is called when it is sent: it counts from now on."""
+        made = await self._stream_answer(raw, context)
+        return made, self._hold(_COPIES * made.ByteSize())
+
+    async def _stream_answer(self, raw: bytes, context: Any) -> Any:
         answer = message("ModelStreamInferResponse")
         wire, counted = None, 0
         try:

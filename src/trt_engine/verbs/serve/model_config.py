@@ -34,6 +34,7 @@ _OPEN_SIZES = (1, 128, 512)
 """Smallest, usual and largest size of a dimension that `dims` leave open, of a model that `serve` builds."""
 _DEFAULT_LEVELS, _MAX_CONTEXTS = 10, 1024
 """Priority levels of a model whose configuration has none; contexts that a configuration may request in one group."""
+_MAX_UNKNOWN = 64
 _ENTRY = re.compile(r"""\w+\b\s*(:?\s*(\{[^{}]*\}|\[[^\[\]]*\])|:\s*("[^"]*"|'[^']*'|[^\s{}\[\];,]+))""")
 """A key of the text format with a value that holds no other message."""
 _PARAMETERS = ("providers", "allow_fallback", "device", "engine")
@@ -249,8 +250,10 @@ def _check_keys(config: Any, name: str, problems: Problems) -> None:
 
 
 def _parse(raw: bytes, name: str, problems: Problems, *, is_json: bool) -> Any:
-    """The `ModelConfig`; unknown keys of the text format are noted and left out, another mistake is a `UsageError`."""
+    """The `ModelConfig`; unknown keys of the text format are noted and left out, up to 64 as each is a pass over the text;
+    another mistake is a `UsageError`."""
     text, form = raw.decode("utf-8", "replace"), "a `ModelConfig` as JSON" if is_json else "protobuf text format"
+    count = 0
     while True:
         config = message("ModelConfig")()
         try:
@@ -263,9 +266,9 @@ def _parse(raw: bytes, name: str, problems: Problems, *, is_json: bool) -> Any:
         if unknown is not None:
             known = [] if "." in unknown[1] else [item.name for item in message(unknown[1]).DESCRIPTOR.fields]
             text_found, hint = f"the key `{unknown[2]}` is not supported", suggest(unknown[2], known)
-        problems.add(True, where + text_found, hint)
+        count += problems.add(True, where + text_found, hint)
         start = sum(len(row) + 1 for row in text.split("\n")[: int(place[1]) - 1]) + int(place[2]) - 1 if place else 0
-        entry = _ENTRY.match(text, start) if unknown is not None and place else None
+        entry = _ENTRY.match(text, start) if unknown is not None and place and count < _MAX_UNKNOWN else None
         if entry is None:
             problems.check()
         else:

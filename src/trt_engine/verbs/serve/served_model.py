@@ -323,15 +323,16 @@ class ServedVersion:
     def note_answer(self, feeds: Tensors, outputs: Tensors) -> None:
         """Remember the bytes of the outputs for `answer_nbytes`."""
         key, nbytes = tuple([array.shape for array in feeds.values()]), sum(array.nbytes for array in outputs.values())
-        if nbytes > self._answer_nbytes.get(key, -1) and len(self._answer_nbytes) < _MAX_VALIDATED:
-            self._answer_nbytes[key] = nbytes
+        if key in self._answer_nbytes or len(self._answer_nbytes) < _MAX_VALIDATED:
+            self._answer_nbytes[key] = max(nbytes, self._answer_nbytes.get(key, 0))
 
     def _stated_nbytes(self, shapes: Mapping[str, Shape], unknown: int = 1) -> int:
         """Bytes of the outputs for inputs of these shapes, with `unknown` for sizes that do not follow from them."""
-        sizes = {
+        sizes: dict[str | None, int] = {
             symbol: size
             for spec in self.signature.inputs
             for symbol, size in zip(spec.symbols, shapes.get(spec.name, ()), strict=False)
+            if symbol
         }
         return sum(
             (unknown if self.outputs[spec.name] == "BYTES" else NUMPY_DTYPES[self.outputs[spec.name]].itemsize)
