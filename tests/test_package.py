@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import trt_engine as te
+from trt_engine import public_function
 from trt_engine.cli import verbs_table
 from trt_engine.errors import UsageError
 
@@ -78,6 +79,12 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 def test_dir_shows_the_public_names_alone() -> None:
     assert sorted(dir(te)) == sorted([*te.__all__, "__version__"])
+
+
+def test_an_application_without_the_file_of_types_takes_settings_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_function, "_typed_settings", dict)
+    with pytest.raises(UsageError, match="fp64"):
+        public_function.public_function(te.build.__wrapped__)("a.onnx", precision="fp64")
 
 
 @pytest.mark.parametrize("verb", VERBS)

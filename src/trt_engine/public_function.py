@@ -31,7 +31,8 @@ def public_function(function: F) -> F:
     """
     verb, signature = function.__name__, inspect.signature(function)
     shown, text = _with_settings(function, signature)
-    plain = {name for name, item in shown.parameters.items() if item.kind is not item.VAR_POSITIONAL}
+    plain = {name for name, item in shown.parameters.items() if "VAR" not in item.kind.name}
+    is_open = any(item.kind is item.VAR_KEYWORD for item in shown.parameters.values())
     required = [
         item for item in signature.parameters.values() if item.default is item.empty and "VAR" not in item.kind.name
     ]
@@ -40,7 +41,7 @@ def public_function(function: F) -> F:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if unknown := kwargs.keys() - plain:
+        if (unknown := kwargs.keys() - plain) and not is_open:
             raise _unknown_argument(function, sorted(unknown)[0], plain)
         try:
             shown.bind(*args, **kwargs)
