@@ -74,7 +74,7 @@ class Tolerance:
         return max(self.limit, min(_SENSITIVITY_FACTOR * own, _MAX_LIMIT))
 
     def _raises(self, sensitivity: OutputError) -> bool:
-        """Whether a model that moves so is allowed more: not where equal scores give other rows, which tells nothing."""
+        """Whether a model that moves so is allowed more: not where equal scores give other rows."""
         tied = sensitivity.rows_moved and (self.metric_value(sensitivity) or 0.0) > NO_FIGURE
         return not (self.explicit or tied)
 
