@@ -302,6 +302,15 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_every_extra_has_its_row_and_every_package_its_licence() -> None:
+    kept = json.loads(SITE.packages.RECORD.read_text(encoding="utf-8"))
+    assert kept["extras"].keys() == SITE.packages.declared().keys(), "run tools/packages.py"
+    assert {name for names in kept["extras"].values() for name in names or ()} == kept["packages"].keys()
+    page = SITE.PAGES["reference/packages.md"]()
+    for name, one in kept["packages"].items():
+        assert f"| {name} | {one['version']} |" in page and one["licence"] and one["mib"] >= 0, name
+
+
 @pytest.mark.slow
 def test_the_site_loads_nothing_from_outside(built: Path) -> None:
     sources = {"https://docs.nvidia.com/", "https://github.com/marcoslucianops/DeepStream-Yolo"}

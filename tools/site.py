@@ -21,6 +21,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "src"))
+sys.path.append(str(ROOT / "tools"))
+
+import packages  # noqa: E402
 
 from trt_engine import errors  # noqa: E402
 from trt_engine.verbs.docs.inductor_page import inductor_page  # noqa: E402
@@ -324,6 +327,7 @@ PAGES = {
     "reference/inductor.md": inductor_page,
     "reference/records.md": records_page,
     "reference/errors.md": errors_page,
+    "reference/packages.md": packages.page,
 }
 
 TABLES = {
