@@ -101,19 +101,19 @@ def page() -> str:
         "# Extras, sizes and licences",
         "",
         "What `pip install 'trt-engine[EXTRA]'` adds to the core on x86-64 Linux with Python 3.11: its packages, with those"
-        " that they require, and their size on disk in MiB. A dash: not measured. A package of several extras is in the sum"
-        " of each. PyTorch is its build for the CPU; the one for CUDA, with NVIDIA's libraries, is larger.",
+        " that they require, and their size on disk in MiB. `core` is always installed. A dash: not measured. A package of"
+        " several extras is in the sum of each. PyTorch is its build for the CPU; the one for CUDA, with NVIDIA's libraries,"
+        " is larger.",
         "",
-        "| extra | asks for | packages | MiB |",
-        "|---|---|---:|---:|",
+        "| extra | packages | MiB | asks for |",
+        "|---|---:|---:|---|",
     ]
     for extra, requirements in declared().items():
         names = kept["extras"][extra]
         asked = ", ".join(dict.fromkeys(re.split(r"[<>=;~! ]", text)[0] for text in requirements))
         added = None if names is None else set(names) - (set() if extra == "core" else core)
-        lines.append(
-            f"| {extra} | {asked} | {'–' if added is None else len(added)} | {'–' if added is None else mib(added)} |"
-        )
+        figures = "– | –" if added is None else f"{len(added)} | {mib(added)}"
+        lines.append(f"| {extra} | {figures} | {asked} |")
     lines += [
         "",
         "Licences as each package states them, in its metadata or its licence file; trt-engine itself is under Apache-2.0.",
