@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from trt_engine.errors import DeadlineExpired, TrtEngineError
+from trt_engine.errors import DeadlineExpired, TrtEngineError, UsageError
 from trt_engine.verbs.loadtest.generator import TICK_NS, TIMEOUT, LoadWindow, OnTick, SampleArrays, Samples
 
 RETRY_S = 0.05
@@ -179,7 +179,7 @@ class FutureLoop:
                 *times, future = self._ended.get(timeout=wait_s)
                 wait_s = 0.0
                 self._pending.discard(future)
-                error = future.exception()
+                error = UsageError("the engine was closed") if future.cancelled() else future.exception()
                 if error is None:
                     for name, at in zip(("intended", "sent", "ends"), times, strict=True):
                         getattr(self._samples, name).append(at)
