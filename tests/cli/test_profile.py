@@ -156,6 +156,16 @@ def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_command_to_go_on_with_does_not_need_the_file_that_it_names(tmp_path: Path) -> None:
+    net = models.conv_net(tmp_path / "net.onnx")
+    report = te.convert(net, out=tmp_path / "copy.onnx")
+    (tmp_path / "copy.onnx").unlink()
+    assert "next:" in str(report)
+    engine = te.build(net, out=tmp_path / "net.engine.onnx", parity=False).path
+    net.write_text("another file")
+    assert profile(engine, *QUICK, "-o", tmp_path / "out") == 0
+
+
 TALKATIVE = """
 import sys
 from trt_engine.benchmark import closed_loop

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from trt_engine.config.profiles import Profile, format_shapes
+from trt_engine.errors import TrtEngineError
 from trt_engine.format import format_bytes, format_column, format_ms, format_or_dash, format_percent, join_names
 from trt_engine.records.base import Finding
 from trt_engine.records.bench import BenchRecord
@@ -232,11 +233,14 @@ def smoke_time(smoke: Mapping[str, float]) -> str:
 
 
 def batch_option(model: str, *, batch: bool = True) -> str:
-    """` --batch 1:8:64` for a model with only a dynamic batch, which `build` would fix at 1; shapes where it needs them."""
+    """` --batch 1:8:64` for a model with only a dynamic batch, shapes where they are needed; nothing for a missing file."""
     from trt_engine.graph.load import open_model
     from trt_engine.vision.spec import declared_shapes
 
-    opened = open_model(Path(model))
+    try:
+        opened = open_model(Path(model))
+    except TrtEngineError:
+        return ""
     inputs, declared = opened.signature.inputs, declared_shapes(opened)
     if batch and {at for spec in inputs for at in spec.dynamic} == {0}:
         return " --batch 1:8:64"

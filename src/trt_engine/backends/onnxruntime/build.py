@@ -42,7 +42,7 @@ from trt_engine.graph.shape_inference import TensorInfo, trace
 from trt_engine.graph.static_shapes import fold_fixed_sizes
 from trt_engine.model import GraphIndex, Model
 from trt_engine.protocols import BuildOutcome, BuildPaths
-from trt_engine.records.passport import FP32_PRODUCTS, FUSIONS, GRAPH_DTYPE, DtypeShare, Precision, Requirements
+from trt_engine.records.passport import FP32_PRODUCTS, FUSIONS, GRAPH_DTYPE, Precision, Requirements
 from trt_engine.store import engine_key
 
 log = logging.getLogger(__name__)
@@ -396,7 +396,10 @@ def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSe
     if precision.requested in (None, *QUANTIZED_PRECISIONS, precision.main_dtype):
         return
     shares = (
-        ", ".join(f"{name} {_percent(share)}" for name, share in precision.compute_shares.items())
+        ", ".join(
+            f"{name} {format_percent(share.layers if share.macs is None else share.macs)}"
+            for name, share in precision.compute_shares.items()
+        )
         or "nothing countable"
     )
     given = main_precision(graph)
@@ -444,10 +447,6 @@ def _written_precision(graph: GraphIndex, precision: Precision) -> str | None:
 
 
 _HALF_TYPES = _FLOAT16 | {onnx.TensorProto.BFLOAT16}
-
-
-def _percent(share: DtypeShare) -> str:
-    return format_percent(share.layers if share.macs is None else share.macs)
 
 
 _SAFE_COUNT = 16

@@ -313,16 +313,12 @@ def _intervals(chart: IntervalChart) -> tuple[float, list[str]]:
     for index, (y, span) in enumerate(zip(_rows(chart.spans, 44), chart.spans, strict=True)):
         lines = [("zero", 0.0), *(("limit", limit.value) for limit in chart.limits if index in limit.spans)]
         parts += [rule_element(style, x_at(value), x_at(value), y + 5, y + 25) for style, value in lines]
-        shown, start, end = (_format_signed(value) for value in (span.value, span.low, span.high))
+        values = span.value, span.low, span.high
+        shown, start, end = (format_difference(one, 1 if abs(one) >= 1 or not one else 2) for one in values)
         parts.append(_row_label(span.label, f"{shown} {chart.unit} ({start} to {end})", y))
         parts += _whiskers("span", x_at(span.low), x_at(span.high), y, 5)
         parts.append(marker(x_at(span.value), y + 15, 0, "" if span.excludes_zero else " hollow"))
     return height, parts
-
-
-def _format_signed(value: float) -> str:
-    """A percentage with its sign."""
-    return format_difference(value, 1 if abs(value) >= 1 or not value else 2)
 
 
 def _rows(items: Sequence[object], height: int) -> range:

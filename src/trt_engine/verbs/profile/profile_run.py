@@ -498,9 +498,10 @@ class ProfileRun:
 
     def _model_sizes(self) -> dict[str, Shape]:
         """Shapes of the inputs that have more open sizes than a batch in the model, as it is named in suggested commands."""
-        if self.engine.model_path is None:
+        try:
+            signature = open_model(self.engine.model_path or Path()).signature
+        except TrtEngineError:  # the file is gone, or has become another
             return {}
-        signature = open_model(self.engine.model_path).signature
         moving = [spec.name for spec in signature.inputs if set(spec.dynamic) - set(signature.batch_axes(spec))]
         return {name: shape for name, shape in self.shapes.items() if name in moving}
 
