@@ -229,9 +229,8 @@ def measure_sensitivity(
     """
     moved = run(perturb_feeds(feeds, model.signature, tolerance.roundoff))
     found = compare_outputs(moved, expected, ranked, tolerance)
-    if ranked and (other := _run_other_ties(model, feeds)) is not None:
-        apart = compare_outputs(other, expected, ranked, tolerance)
-        tied = replace(NOT_COMPARABLE, rows_moved=1)
+    if ranked and (turned := _run_other_ties(model, feeds)) is not None:
+        apart, tied = compare_outputs(turned, expected, ranked, tolerance), replace(NOT_COMPARABLE, rows_moved=1)
         found |= {name: tied for name, error in apart.items() if not tolerance.accepts(error)}
     rounded = _run_rounded(model, feeds, tolerance.roundoff) if tolerance.half else None
     if rounded is None:
@@ -254,7 +253,8 @@ def _run_other_ties(model: Model, feeds: Tensors) -> dict[str, Any] | None:
     proto = read_proto(model.path)
     try:
         if reverse_ties(proto):
-            return OnnxRuntimeSession(_open_edited(proto, model.path), model.signature, (), {}).run(feeds)
+            loaded = _open_edited(proto, model.path)
+            return OnnxRuntimeSession(loaded, model.signature, (), {}, interruptible=True).run(feeds)
     except TrtEngineError as error:
         log.debug("the other order of equal scores is not tried: %s", error.message)
     return None
