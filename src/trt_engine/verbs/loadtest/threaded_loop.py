@@ -143,12 +143,12 @@ class FutureLoop:
                 while self._resting and self._resting[0] + rest_ns <= now:
                     self._resting.popleft()
                     free += 1
-                if schedule is None and now >= window.end:
-                    due = None
+                due = None if schedule is None and now >= window.end else due
                 while free and due is not None and due <= now:
                     free -= self._send(now if schedule is None else due, now)
                     due, now = due if schedule is None else next(times, None), _clock()
-                wakes = [tick, *(at + rest_ns for at in self._resting), *([due] if free and due is not None else ())]
+                first = [self._resting[0] + rest_ns] if self._resting else []
+                wakes = [tick, *first, *([due] if free and due is not None else ())]
                 free += self._take_ended(min(wakes))
         finally:
             for future in [*self._pending]:
