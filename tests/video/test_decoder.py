@@ -78,10 +78,11 @@ def test_a_clip_starts_again_with_its_first_frame(tmp_path: Path) -> None:
         (b"", "it is empty"),
         (b"<!DOCTYPE html><html>", "it is a web page"),
         (bytes(range(256)) * 40, "not a video"),
+        (b"ffconcat version 1.0\nfile other.mp4\n", "it is a playlist"),
         ("cut", "index"),
         ("sound", "only audio"),
     ],
-    ids=["missing", "empty", "page", "garbage", "cut", "sound"],
+    ids=["missing", "empty", "page", "garbage", "playlist", "cut", "sound"],
 )
 def test_what_is_no_video_is_refused_with_the_reason(data: bytes | str | None, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "clip.mp4"
@@ -94,6 +95,15 @@ def test_what_is_no_video_is_refused_with_the_reason(data: bytes | str | None, r
         path.write_bytes(data)
     with pytest.raises(VideoError, match=reason):
         open_decoder(str(path))
+
+
+def test_frames_of_too_many_pixels_are_refused_also_behind_small_ones(tmp_path: Path, monkeypatch: Any) -> None:
+    small, large = (clips.write_clip(tmp_path / f"{w}.h264", size=(w, w)).read_bytes() for w in (64, 192))
+    (tmp_path / "clip.h264").write_bytes(small + large)
+    monkeypatch.setenv("TRT_ENGINE_MAX_IMAGE_PIXELS", str(3 * 64 * 64))
+    assert {frame.data.width for frame in frames_of(tmp_path / "clip.h264")} == {64}
+    with pytest.raises(VideoError, match=r"36864 pixels.*TRT_ENGINE_MAX_IMAGE_PIXELS"):
+        open_decoder(str(tmp_path / "192.h264"))
 
 
 def test_damaged_packets_cost_their_own_frames_alone(tmp_path: Path) -> None:

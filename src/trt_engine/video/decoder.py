@@ -34,9 +34,16 @@ log = logging.getLogger(__name__)
 SUFFIXES = tuple(".mp4 .mkv .mov .avi .webm .ts .m4v .mpg .mpeg .flv .wmv .h264 .h265 .hevc".split())
 """File names that a folder of clips is searched for."""
 _LIVE = re.compile(r"(rtsps?|rtmps?|srt|udp|rtp|https?)://", re.IGNORECASE)
+_CONTAINERS = (
+    "3g2 3gp apng asf av1 avi dv flv gif h261 h263 h264 hevc ivf m4a m4v matroska mj2 mjpeg mov mp4 mpeg mpegts mpegvideo "
+    "mxf nut obu ogg rm vc1 vvc webm wtv yuv4mpegpipe"
+)
+"""What a file may be, by FFmpeg's names: none of them leads to other files, as playlists do."""
+_PLAYLISTS = (b"ffconcat", b"#EXTM3U", b"<?xml", b"<MPD", b"v=0")
 _OPEN_S, _READ_S = 10.0, 10.0
 """How long a camera may take to answer, and to send its next packet."""
 _SILENT = f"it sent nothing for {_READ_S:g} s"
+_DAMAGED = "its data is damaged, or not a video"
 _DEFAULT_FPS = 25.0
 """Frame rate of a source that states none."""
 
@@ -73,7 +80,7 @@ class Frame:
         # one thread and a converter that is kept: `to_image` takes four times as long
         picture = Image.fromarray(self.reformatter.reformat(self.data, format="rgb24", threads=1).to_ndarray())
         turned = _TURNS.get(int(self.data.rotation) % 360)
-        return picture if turned is None else picture.transpose(getattr(Image.Transpose, turned))
+        return picture.transpose(getattr(Image.Transpose, turned)) if turned else picture
 
 
 _TURNS = {90: "ROTATE_90", 180: "ROTATE_180", 270: "ROTATE_270"}
@@ -169,7 +176,7 @@ class PyAvDecoder(Closing):
             path = Path(self._source)
             if path.exists() and not path.is_file():
                 raise VideoError("it is not a regular file")
-            options["protocol_whitelist"] = "file"  # a playlist in a clip's name opens no address
+            options |= {"protocol_whitelist": "file", "format_whitelist": _CONTAINERS.replace(" ", ",")}
         timeout = (_OPEN_S, _READ_S) if self._live else None
         try:
             self._container = av.open(self._source, options=options, timeout=timeout)
@@ -180,8 +187,12 @@ class PyAvDecoder(Closing):
             self._codec = self._stream.codec_context
             if self._codec is None:
                 raise VideoError("its codec has no decoder here")
+            most = IMAGE_PIXELS.value // 3  # a codec keeps up to 17 frames
+            self._codec.options = {"max_pixels": str(most)}  # a later frame may be larger than the first
             self._codec.thread_type = "AUTO" if self._threads > 1 else "NONE"
             self._codec.thread_count = self._threads
+            if (pixels := self._codec.width * self._codec.height) > most:
+                raise VideoError(f"its frames have {pixels} pixels, more than a third of an image; {IMAGE_PIXELS.hint}")
             self.info = self._read_info()
         except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
             self.close()
@@ -205,8 +216,6 @@ class PyAvDecoder(Closing):
             duration_s = float(stream.duration * stream.time_base)
         elif self._container.duration:
             duration_s = self._container.duration / av.time_base
-        if codec.width * codec.height > IMAGE_PIXELS.value:
-            raise VideoError(f"its frames have {codec.width * codec.height} pixels; {IMAGE_PIXELS.hint}")
         return VideoSource(
             path=shown_address(self._source),
             codec=codec.name,
@@ -288,8 +297,12 @@ def _open_reason(source: str, error: Exception) -> str:
                 return "it is empty"
             if (other := failed_download(head)) is not None:
                 return f"it is {other[0]}"
+            if head.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(_PLAYLISTS):
+                return "it is a playlist; name the clips, or a folder of them"
             if head[4:8] == b"ftyp" and isinstance(error, av.InvalidDataError):
                 return "it was cut or damaged: its index (`moov`) cannot be read"
+            if "Invalid argument" in str(error):  # it is of another format
+                return _DAMAGED
     return _reason(error)
 
 
@@ -301,7 +314,7 @@ def _reason(error: Exception) -> str:
     if "Immediate exit" in text:
         return _SILENT
     if "Invalid data" in text:
-        return "its data is damaged, or not a video"
+        return _DAMAGED
     return text[:1].lower() + text[1:]
 
 

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from trt_engine.conversion.torch.pickle_check import code_in_pickles
 from trt_engine.errors import ModelError
-from trt_engine.format import library_reason, shorten_middle
+from trt_engine.format import library_reason
 from trt_engine.limits import ARCHIVE_MEMBERS, ARCHIVE_RATIO, PROGRAM_SIZE
 
 _DAMAGED = "copy or download the file again"
@@ -50,12 +50,11 @@ def _check_directory(file: BinaryIO, what: str) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 98))
     tail = file.read(98)
-    if len(tail) < 22 or tail[-22:-18] != _END or tail[-2:] != b"\0\0":
+    wide = tail[-42:-38] == _LOCATOR64
+    if len(tail) < 22 or tail[-22:-18] != _END or tail[-2:] != b"\0\0" or (wide and tail[:4] != _END64):
         raise _rejection(what, "its directory is not at its end")
     place, length, start = size - 22, int.from_bytes(tail[-10:-6], "little"), int.from_bytes(tail[-6:-2], "little")
-    if tail[-42:-38] == _LOCATOR64:
-        if tail[:4] != _END64:
-            raise _rejection(what, "its directory is not at its end")
+    if wide:
         place, length, start = size - 98, int.from_bytes(tail[40:48], "little"), int.from_bytes(tail[48:56], "little")
     if start + length != place:
         raise _rejection(what, "its directory is not at its recorded offset")
@@ -71,26 +70,20 @@ def _members(archive: zipfile.ZipFile, file: BinaryIO, what: str) -> None:
     seen: set[str] = set()
     end = 0
     for info in sorted(infos, key=lambda item: item.header_offset):
-        if info.filename.casefold() in seen:
-            raise _rejection(what, f"it has two members `{info.filename}`")
-        seen.add(info.filename.casefold())
-        if (
-            not info.filename
-            or info.filename.startswith("/")
-            or "\\" in info.filename
-            or ".." in info.filename.split("/")
-        ):
-            raise _rejection(what, f"its member `{info.filename}` leaves the archive")
+        name, stored = info.filename, info.compress_type == zipfile.ZIP_STORED
+        if name.casefold() in seen:
+            raise _rejection(what, f"it has two members `{name}`")
+        seen.add(name.casefold())
+        if not name or name.startswith("/") or "\\" in name or ".." in name.split("/"):
+            raise _rejection(what, f"its member `{name}` leaves the archive")
         if info.flag_bits & 0x1:
-            raise _rejection(
-                what, f"its member `{info.filename}` is encrypted", "unpack it, and pack it without a password"
-            )
-        if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-            raise _rejection(what, f"its member `{info.filename}` is compressed in a way that models do not use")
-        if info.compress_type == zipfile.ZIP_STORED and info.file_size != info.compress_size:
-            raise _rejection(what, f"its member `{info.filename}` has two sizes")
+            raise _rejection(what, f"its member `{name}` is encrypted", "unpack it, and pack it without a password")
+        if not (stored or info.compress_type == zipfile.ZIP_DEFLATED):
+            raise _rejection(what, f"its member `{name}` is compressed in a way that models do not use")
+        if stored and info.file_size != info.compress_size:
+            raise _rejection(what, f"its member `{name}` has two sizes")
         if info.header_offset < end:
-            raise _rejection(what, f"its member `{info.filename}` overlaps another")
+            raise _rejection(what, f"its member `{name}` overlaps another")
         end = info.header_offset + 30 + info.compress_size
     size = file.seek(0, os.SEEK_END)
     total = sum(info.file_size for info in infos)
@@ -106,9 +99,7 @@ def code_in_archive(archive: zipfile.ZipFile, what: str, *, kind: str, depth: in
     found: list[str] = []
     script = kind == "torchscript"
     strict = _pickles_by_name(archive, what, kind)
-    for info in archive.infolist():
-        if info.is_dir():
-            continue
+    for info in [item for item in archive.infolist() if not item.is_dir()]:
         inner = info.filename.split("/", 1)[-1].casefold()  # PyTorch finds members case-insensitively
         member = f"`{info.filename}` of {what}"
         with archive.open(info) as raw:
@@ -123,12 +114,9 @@ def code_in_archive(archive: zipfile.ZipFile, what: str, *, kind: str, depth: in
                 found.append(evaluated)
         elif head == _ZIP:
             found += _nested(archive, info, what, depth)
-        elif info.filename in strict and info.file_size:
+        elif (by_name := info.filename in strict and head != b"") or re.match(rb"\x80[\x02-\x05]", head):
             with archive.open(info) as opened:
-                found += code_in_pickles(_buffered(opened), member, strict=True, script=script)
-        elif head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05":
-            with archive.open(info) as opened:
-                found += code_in_pickles(_buffered(opened), member, strict=False, script=script)
+                found += code_in_pickles(_buffered(opened), member, strict=by_name, script=script)
     return found
 
 
@@ -178,10 +166,9 @@ def _nested(archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str, depth: i
     member = f"`{info.filename}` of {what}"
     if depth >= _MAX_DEPTH:
         raise _rejection(what, f"it has archives in archives, {depth} deep")
-    if info.compress_type == zipfile.ZIP_STORED:
-        with archive.open(info) as opened, open_checked_archive(_buffered(opened), member) as inside:
-            return code_in_archive(inside, member, kind="nested", depth=depth + 1)
-    with open_checked_archive(io.BytesIO(_read_member(archive, info, what)), member) as inside:
+    stored = info.compress_type == zipfile.ZIP_STORED
+    raw: BinaryIO = _buffered(archive.open(info)) if stored else io.BytesIO(_read_member(archive, info, what))
+    with raw, open_checked_archive(raw, member) as inside:
         return code_in_archive(inside, member, kind="nested", depth=depth + 1)
 
 
@@ -287,24 +274,23 @@ _MAX_POWERS = 2
 
 def code_in_program(raw: bytes, what: str) -> str | None:
     """What this JSON evaluates beyond a graph; None if nothing. `ModelError` for invalid JSON."""
-    try:
-        root = json.loads(raw)
-        return _code(root)
-    except (ValueError, RecursionError) as error:
-        raise ModelError(
-            f"the JSON in {what} cannot be read: {library_reason(error)}", hint="save the program again"
-        ) from error
+    with _json_errors(what):
+        return _code(json.loads(raw))
 
 
 def pickled_members(raw: bytes, what: str) -> list[str]:
     """Files of a list of weights or constants that are pickles."""
+    with _json_errors(what):
+        return [str(item["path_name"]) for item in json.loads(raw)["config"].values() if item.get("use_pickle", True)]
+
+
+@contextlib.contextmanager
+def _json_errors(what: str) -> Iterator[None]:
     try:
-        root = json.loads(raw)
-        return [str(item["path_name"]) for item in root["config"].values() if item.get("use_pickle", True)]
-    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(
-            f"the JSON in {what} cannot be read: {shorten_middle(repr(error), 400)}", hint="save the program again"
-        ) from error
+        yield
+    except (ValueError, RecursionError, LookupError, TypeError, AttributeError) as error:
+        reason = library_reason(error if isinstance(error, ValueError) else repr(error))
+        raise ModelError(f"the JSON in {what} cannot be read: {reason}", hint="save the program again") from error
 
 
 def _code(root: Any) -> str | None:
