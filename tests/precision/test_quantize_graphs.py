@@ -422,20 +422,12 @@ def test_an_emulation_can_show_what_a_block_format_would_cost_a_convolution_net(
 # ------------------------------------------------------------------------------------------------ refusals
 
 
-def test_there_is_no_calibration_without_data(tmp_path: Path) -> None:
-    source = perceptron(tmp_path / "net.onnx")
-    with pytest.raises(UsageError, match="no calibration data is given"):
-        quantize(source, "int8", out=tmp_path / "q.onnx")
-
-
 def test_ranges_known_beforehand_take_the_place_of_data(tmp_path: Path) -> None:
     source = perceptron(tmp_path / "net.onnx")
     quantize(source, "int8", out=tmp_path / "q.onnx", ranges={"x": 12.7, "r0": 25.4})
     _, makers, stored = by_name(tmp_path / "q.onnx")
     scale = next(item.input[1] for item in makers.values() if item.op_type == "QuantizeLinear" and item.input[0] == "x")
     assert numpy_helper.to_array(stored[scale]) == np.float32(np.float32(12.7) / np.float32(127))
-    with pytest.raises(UsageError, match="lack 1 of 2"):
-        quantize(source, "int8", out=tmp_path / "r.onnx", ranges={"x": 1.0})
 
 
 @pytest.mark.parametrize(
@@ -455,14 +447,15 @@ def test_ranges_known_beforehand_take_the_place_of_data(tmp_path: Path) -> None:
         ("int8", {"exclude_types": ("Convolution",)}, "no operator `Convolution`"),
         ("int8", {"exclude_patterns": ("/head/*",)}, "matches the pattern"),
         ("int4", {"method": "awq"}, "no data is given"),
+        ("int8", {}, "no calibration data is given"),
+        ("int8", {"ranges": {"x": 1.0}}, "lack 1 of 2"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_any_work(
     tmp_path: Path, to: str, settings: dict[str, Any], said: str
 ) -> None:
-    source = perceptron(tmp_path / "net.onnx")
     with pytest.raises(UsageError, match=said):
-        quantize(source, to, out=tmp_path / "q.onnx", **settings)
+        quantize(perceptron(tmp_path / "net.onnx"), to, out=tmp_path / "q.onnx", **settings)
     assert sorted(item.name for item in tmp_path.iterdir()) == ["net.onnx"]
 
 
@@ -503,6 +496,7 @@ def test_weights_behind_a_transpose_or_a_constant_node_are_found(tmp_path: Path)
     assert "w" not in stored
 
 
+SIDES = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
 COMPUTED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array]]] = {
     "cast": ([node("Cast", "v", "w", to=FLOAT)], {"v": weight(64, 64).astype(np.float16)}),
     "joined": ([node("Concat", "a b", "w", axis=1)], {"a": weight(64, 32), "b": weight(64, 32)}),
@@ -521,11 +515,17 @@ COMPUTED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array]]] = {
 @pytest.mark.parametrize("kind", COMPUTED)
 def test_a_weight_that_is_computed_from_constants_alone_is_quantised(tmp_path: Path, kind: str) -> None:
     made, stored = COMPUTED[kind]
-    sides = {"x": (FLOAT, ["n", 64])}, {"y": (FLOAT, ["n", 64])}
-    source = save(tmp_path / "net.onnx", [*made, node("MatMul", "x w", "y")], *sides, stored)
+    source = save(tmp_path / "net.onnx", [*made, node("MatMul", "x w", "y")], *SIDES, stored)
     report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
     assert len(report.quantized) == 1
     assert [item.op_type for item in onnx.load(tmp_path / "q.onnx").graph.node] == ["DequantizeLinear", "MatMul"]
+
+
+def test_a_computed_weight_of_a_layer_that_stays_in_float_is_not_stored(tmp_path: Path) -> None:
+    made = [node("ConstantOfShape", "s", "w"), node("MatMul", "x w", "a"), node("MatMul", "a w", "y")]
+    source = save(tmp_path / "net.onnx", made, *SIDES, {"s": np.array([64, 64])})
+    quantize(source, "int8", out=tmp_path / "q.onnx", calib_data="random")
+    assert 64 * 64 < (tmp_path / "q.onnx").stat().st_size < 2 * 64 * 64, "of the first layer alone, in INT8"
 
 
 def test_what_goes_into_a_log_stays_in_float_in_int8(tmp_path: Path) -> None:

@@ -140,10 +140,9 @@ def _resolve_calibrator(chosen: Calibrator | str, form: Format, config: Quantize
 
 
 def _check_output(path: Path | str | None, model: Model, overwrite: bool) -> Path | None:
-    if path is None:
-        return None
-    check_target(Path(path), model, overwrite=overwrite)
-    return Path(path)
+    if path is not None:
+        check_target(Path(path), model, overwrite=overwrite)
+    return Path(path) if path is not None else None
 
 
 class _UnfusedLayersError(Exception):
@@ -179,6 +178,8 @@ class _QuantizeJob:
     kernels: IntegerKernels | None = None
     dropped: set[str] = field(default_factory=set)
     """Layers whose pairs ONNX Runtime did not fuse in a trial."""
+    computed: set[str] = field(default_factory=set)
+    """Outputs of layers in float whose weights stay computed."""
 
     @property
     def for_cpu(self) -> bool:
@@ -226,19 +227,21 @@ class _QuantizeJob:
         return self._make_report(walk.opsets_of(proto)[""], writer.quantized_nodes, files, measured, proto)
 
     def _place(self) -> tuple[ModelProto, Weights, LayerSelection, QdqWriter | CpuQdqWriter | DynamicQuantWriter]:
-        """Read the model, and select the layers to quantize: the graph to be written, its weights, the layers and the
-        writer of their pairs.
-        """
+        """The graph to be written, its weights, the layers to quantize and the writer of their pairs."""
         form, config = self.form, self.config
         proto = read_proto(self.model.path)
-        if (renamed := make_names_unique(proto)) and not self.dropped:
+        if (renamed := make_names_unique(proto)) and not (self.dropped or self.computed):
             self._warn(f"{renamed} nodes had the name of another and got one of their own")
         self.rewritten = raise_opset(proto, _MIN_OPSET[form.name])
         check_operators(walk.index_of(proto), self.model.path)
         check_biases(proto, self.model.path)
         weights = Weights(proto, self.model.path.parent)
-        if fold_weights(proto, weights):
+        if folded := fold_weights(proto, weights, self.computed):
             weights = Weights(proto, self.model.path.parent)
+            found, emulated = self._select_layers(proto, weights)
+            if floats := folded - {site.output_name for site in (*found.layers, *emulated)}:
+                self.computed |= floats
+                return self._place()
         if self.for_cpu:
             if fold_batch_norms(proto, weights):
                 weights = Weights(proto, self.model.path.parent)
@@ -253,8 +256,7 @@ class _QuantizeJob:
         join_biases(proto, placement, weights, self._exclusions)
         join_hard_sigmoids(proto, weights, self._exclusions)
         between = find_integer_graph(proto, placement, weights, self._exclusions)
-        writer = CpuQdqWriter(proto, weights, placement, between, bits, self._exclusions)
-        return proto, weights, placement, writer
+        return proto, weights, placement, CpuQdqWriter(proto, weights, placement, between, bits, self._exclusions)
 
     def _warn(self, message: str) -> None:
         self.warnings.append(message)
@@ -328,8 +330,7 @@ class _QuantizeJob:
                 "AWQ needs activations, and no data is given",
                 hint="`--calib-data DATA`, or `--method rtn`",
             )
-        hit = config.cache is not None and config.cache.exists()
-        if needed and config.ranges is None and not hit:
+        if needed and config.ranges is None and not (config.cache is not None and config.cache.exists()):
             raise UsageError(
                 f"`{self.form.name}` needs the ranges of activations, and no calibration data is given",
                 hint="`--calib-data DATA` (a folder, .npy, .npz); `--calib-data random` for a trial run",
@@ -484,8 +485,7 @@ class _QuantizeJob:
             sources = changes.deferred
         props = {item.key: item.value for item in written.metadata_props}
         onnx.helper.set_model_props(written, props | {METADATA_KEY: self.target.name})
-        external = bool(self.model.external)
-        stored_tensors.write_model(written, out, sources, folder, external=external, validate=validate)
+        stored_tensors.write_model(written, out, sources, folder, external=bool(self.model.external), validate=validate)
 
     def _make_report(
         self,

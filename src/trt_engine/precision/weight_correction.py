@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -217,37 +217,37 @@ _PARAMETERS = dict.fromkeys(LINEAR_OPS, (1, 2)) | {"BatchNormalization": (1, 2, 
 _FOLDED = (TensorProto.FLOAT, TensorProto.FLOAT16)
 
 
-def fold_weights(proto: ModelProto, weights: Weights) -> int:
-    """Store the computed weights and biases of the main graph's layers, in place, and return their number.
+def fold_weights(proto: ModelProto, weights: Weights, floats: Set[str] = frozenset()) -> set[str]:
+    """Store the computed weights and biases of the main graph's layers, in place, and return the outputs of these layers.
 
-    None where ONNX Runtime does not compute them.
+    Not of the layers of `floats`, whose file would grow, and none where ONNX Runtime does not compute them.
     """
     graph = proto.graph
     makers = _constant_nodes(proto)
     reads = [
         (node, at)
         for node in graph.node
-        if not walk.domain_of(node)
+        if not walk.domain_of(node) and floats.isdisjoint(node.output)
         for at in _PARAMETERS.get(node.op_type, ())
         if at < len(node.input) and node.input[at] in makers and node.input[at] not in weights
     ]
     if not reads:
-        return 0
+        return set()
     facts = trace(proto, {}).tensors
-    types = {node.input[at]: facts[node.input[at]].elem for node, at in reads if node.input[at] in facts}
+    types = {name: facts[name].elem for node, at in reads if (name := node.input[at]) in facts}
     types = {name: elem for name, elem in types.items() if elem in _FOLDED}
     try:
         values = _compute(proto, makers, types, weights)
     except session.ERRORS as error:
         log.debug("computed weights stay: %s", error)
-        return 0
+        return set()
     names = NameAllocator(proto)
     stored = {name: names.fresh(f"{name}_folded") for name in values}
     graph.initializer.extend(make_initializer(values[name], new) for name, new in stored.items())
     for node, at in reads:
         node.input[at] = stored.get(node.input[at], node.input[at])
     _drop_unread(proto, makers)
-    return len(stored)
+    return {node.output[0] for node, at in reads if node.op_type in LINEAR_OPS and node.input[at] in stored.values()}
 
 
 def _constant_nodes(proto: ModelProto) -> dict[str, NodeProto]:
