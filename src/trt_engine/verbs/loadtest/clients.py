@@ -24,7 +24,8 @@ from trt_engine.verbs.loadtest.http_response import HttpMetadata, choose_model, 
 from trt_engine.verbs.loadtest.target import ServedModel, Target, spec_of, tls_context
 from trt_engine.verbs.loadtest.threaded_loop import FutureLoop, RequestFailed, ThreadedLoop
 
-METADATA_TIMEOUT_S = 10.0
+METADATA_TIMEOUT_S = 3.0
+"""For each of the up to three questions before the load: no server makes the verb wait for ten seconds."""
 
 
 @contextlib.contextmanager

@@ -208,28 +208,25 @@ class HttpMetadata:
     def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
         """The answer's body."""
         target = self._target
-        host, port, timeout_s = target.host, target.port, self._timeout_s
-        connection = (
-            http.client.HTTPConnection(host, port, timeout_s)
-            if self._tls is None
-            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
-        )
+        connection = http.client.HTTPConnection(target.host, target.port)
         late = threading.Event()
 
         def give_up() -> None:
             late.set()
-            with contextlib.suppress(OSError):  # it is closed
-                opened.shutdown(socket.SHUT_RDWR)
+            with contextlib.suppress(OSError):  # it has ended
+                twin.shutdown(socket.SHUT_RDWR)
 
-        timer = threading.Timer(timeout_s, give_up)  # the connection's own is of each read
+        timer = threading.Timer(self._timeout_s, give_up)  # the socket's own is of each read
         timer.daemon = True
         try:
-            connection.connect()
-            opened = connection.sock  # the connection forgets it where the answer ends it
-            timer.start()
-            connection.request(method, path, body, self._headers)
-            answer = connection.getresponse()
-            data = answer.read(_MAX_BYTES)
+            opened = socket.create_connection((target.host, target.port), self._timeout_s)
+            with opened.dup() as twin:  # stays where TLS takes the other and where the answer ends it
+                timer.start()
+                tls = self._tls
+                connection.sock = opened if tls is None else tls.wrap_socket(opened, server_hostname=target.host)
+                connection.request(method, path, body, self._headers)
+                answer = connection.getresponse()
+                data = answer.read(_MAX_BYTES)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise unreachable(target, TimeoutError(_LATE) if late.is_set() else error) from error
         finally:
