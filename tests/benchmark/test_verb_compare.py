@@ -153,6 +153,7 @@ def test_an_engine_that_does_not_take_the_others_input_is_named(engine: Engine, 
     with pytest.raises(ProfileError, match=f"`{re.escape(str(small.path))}` does not take the input of") as caught:
         run(engine, small, **SHORT)
     assert "--batch" in (caught.value.hint or "")
+    run(engine, write_model(tmp_path / "bare.onnx"), **SHORT)  # which is built at the profile of the engine
 
 
 def detections(

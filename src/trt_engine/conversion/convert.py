@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine import atomic_io
-from trt_engine.config.convert import EXPORTERS, ConvertConfig, ConvertTarget
+from trt_engine.config.convert import EXPORTERS, ConvertConfig
 from trt_engine.config.parse import parse_options
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
 from trt_engine.conversion.examples import Example, parse_inputs, split_fixed
@@ -145,6 +145,7 @@ def _parse_request(source: Source, config: ConvertConfig, *, dry_run: bool) -> _
             if source.kind != "exported-program"
             else "such arguments are part of the program",
         )
+    newest = _OPSET if config.target == "onnxruntime" else min(_OPSET, tensorrt_opsets(tensorrt_version())[1])
     return _ConvertRequest(
         source=source,
         config=config,
@@ -152,14 +153,10 @@ def _parse_request(source: Source, config: ConvertConfig, *, dry_run: bool) -> _
         inputs=parse_inputs(examples),
         fixed=fixed,
         dynamic=None if config.dynamic is None else parse_dynamic(config.dynamic),
-        opset=config.opset if config.opset is not None else _opset_for(config.target),
+        opset=newest if config.opset is None else config.opset,
         exporters=tuple(exporters),
         options=dict(given) if isinstance(given, Mapping) else parse_options(given),
     )
-
-
-def _opset_for(target: ConvertTarget) -> int:
-    return _OPSET if target == "onnxruntime" else min(_OPSET, tensorrt_opsets(tensorrt_version())[1])
 
 
 def _default_output(source: Source) -> Path:

@@ -88,7 +88,8 @@ def _share_chart(capacity: StreamCapacity) -> LineChart:
 
 def _policy_table(capacity: StreamCapacity) -> Block:
     chosen = capacity.streams
-    gains = ["" if not index else _gain(chosen, found.streams) for index, found in enumerate(capacity.policies)]
+    others = [found.streams for found in capacity.policies[1:]]
+    gains = ["", *(f"{100 * (chosen / other - 1):+.0f}" if other else "-" for other in others)]
     return make_table(
         "Streams by policy",
         [
@@ -100,10 +101,6 @@ def _policy_table(capacity: StreamCapacity) -> Block:
         words=2,
         marked=[0],
     )
-
-
-def _gain(chosen: int, other: int) -> str:
-    return f"{100 * (chosen / other - 1):+.0f}" if other else "-"
 
 
 def _verification_table(capacity: StreamCapacity) -> Iterator[Block]:

@@ -112,9 +112,8 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
         for item in request.engines:
             if isinstance(item, Path) and not item.exists():
                 Engine.open(item)  # raises before minutes are spent on building the others
-        opened = [
-            open_or_build(item, request.config, request.runtime, request.build, named) for item in request.engines
-        ]
+        build = _at_first_profile(request)
+        opened = [open_or_build(item, request.config, request.runtime, build, named) for item in request.engines]
         for engine in opened:
             engine.verify()
         measured = measure_candidates(request, opened, _read_base(request), progress_counter("comparing", "s"))
@@ -134,6 +133,24 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
             partial=report,
         )
     return report
+
+
+def _at_first_profile(request: CompareRequest) -> BuildConfig:
+    """Build settings of bare models: where no sizes are given, the profiles of the first engine."""
+    config, build = request.config, request.build
+    engine = next((item for item in request.engines if not is_onnx_model(item)), None)
+    if (
+        engine is None
+        or build.profiles
+        or build.batch
+        or build.shapes
+        or config.batch
+        or config.shapes
+        or config.inputs
+    ):
+        return build
+    first = engine if isinstance(engine, Engine) else Engine.open(engine)
+    return dataclasses.replace(build, profiles=first.passport.profiles)
 
 
 def _artifact_paths(request: CompareRequest) -> dict[str, str]:
@@ -156,12 +173,8 @@ def plan(request: CompareRequest) -> DryRun:
     else:
         builds = [str(item) for item in request.engines if is_onnx_model(item)]
         for item in request.engines:
-            if isinstance(item, Engine):
-                continue
-            if is_onnx_model(item):
-                open_model(item)
-            else:
-                Engine.open(item)
+            if not isinstance(item, Engine):
+                (open_model if is_onnx_model(item) else Engine.open)(item)
     base = request.options.baseline
     named = ", ".join([*([] if base is None else [str(base)]), *request.labels])
     return DryRun(
@@ -179,10 +192,8 @@ def gate(report: CompareReport, *, strict: bool = False) -> None:
     if outputs:
         raise AccuracyError("; ".join(outputs), hint="`trt-engine evaluate` measures the effect on the task's metric")
     if failed:
-        raise SpeedError(
-            "; ".join(item.text for item in failed),
-            hint="`trt-engine profile` of both engines shows where the time goes",
-        )
+        text = "; ".join(item.text for item in failed)
+        raise SpeedError(text, hint="`trt-engine profile` of both engines shows where the time goes")
     if strict and not report.stable:
         raise UnstableError(
             f"the comparison is not stable: {'; '.join(report.instability)}",
