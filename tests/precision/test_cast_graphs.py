@@ -395,12 +395,12 @@ def test_operators_without_the_type_stay_fp32_and_say_so(casting: Casting) -> No
         [
             node("Relu", ["x"], ["a"]),
             node("Celu", ["a"], ["b"], name="celu"),
-            node("Relu", ["b"], ["y"]),
+            node("ScatterElements", ["b", "at", "a"], ["y"], name="sums", reduction="add"),
         ],
-        [value("x", [4])], [value("y", [4])],
+        [value("x", [4])], [value("y", [4])], [numpy_helper.from_array(np.array([0, 0, 1, 3]), "at")],
     )  # fmt: skip
     report, made = casting(proto)
-    assert kept(report) == {"celu": "type"} and "opset 20" in report.fp32_nodes[0].reason
+    assert kept(report) == {"celu": "type", "sums": "type"} and "opset 20" in report.fp32_nodes[0].reason
     close(proto, made, {"x": np.array([-1, 0, 1, 2], np.float32)})
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from copy import deepcopy
 
 import numpy as np
@@ -43,11 +43,7 @@ def constants_as_initializers(proto: ModelProto, *, bodies: bool = False) -> Non
                 tensor.name = node.output[0]
                 graph.initializer.append(tensor)
                 gone.add(node.output[0])
-        retain_items(graph.node, _constants_but(gone))
-
-
-def _constants_but(gone: Collection[str]) -> Callable[[NodeProto], bool]:
-    return lambda node: node.op_type != "Constant" or node.output[0] not in gone
+        retain_items(graph.node, lambda node: node.op_type != "Constant" or node.output[0] not in gone)  # noqa: B023
 
 
 def constant_tensor(node: NodeProto) -> TensorProto | None:

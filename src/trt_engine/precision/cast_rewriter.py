@@ -124,6 +124,8 @@ class CastRewriter:
             return None
         if op.qualified_name in FP32_ONLY:
             return f"`{op.qualified_name}`: {FP32_ONLY[op.qualified_name]}"
+        if op.node.op_type.startswith("Scatter") and any(item.name == "reduction" for item in op.node.attribute):
+            return "it adds up what meets in one place, for which ONNX Runtime's CPU provider has no 16-bit kernel"
         if op.signature is None:
             return f"the types `{op.qualified_name}` takes are not known"
         for item in op.node.attribute:

@@ -24,6 +24,7 @@ from trt_engine.reporting.tables import (
     plural,
     requested_text,
     shapes_text,
+    shorten_label,
     signature_facts,
     sized,
     smoke_time,
@@ -188,7 +189,7 @@ def model_report(report: ModelReport) -> Iterator[Block]:
     findings = list(finding_lines(report.findings))
     yield _plain(
         ("domains", domains if set(report.domains) - {"ai.onnx"} else None),
-        *(("metadata", f"{name} = {_shorten(value)}") for name, value in list(report.metadata.items())[:_TOP]),
+        *(("metadata", f"{name} = {shorten_label(value, 80)}") for name, value in list(report.metadata.items())[:_TOP]),
         ("findings", [plural(len(report.findings), "finding"), *findings] if findings else "none"),
     )
 
@@ -204,10 +205,6 @@ def _unfused_table(unfused: Iterable[Unfused]) -> Iterator[Table]:
     ]
     if rows:
         yield Table("", ("not_fused", "node", "reason"), tuple(rows[:_TOP]), frozenset((0, 1, 2)))
-
-
-def _shorten(value: str, most: int = 80) -> str:
-    return value if len(value) <= most else f"{value[: most - 1]}…"
 
 
 def _plain(*facts: Fact) -> Facts:
