@@ -516,8 +516,7 @@ COMPUTED: dict[str, tuple[list[onnx.NodeProto], dict[str, Array]]] = {
 def test_a_weight_that_is_computed_from_constants_alone_is_quantised(tmp_path: Path, kind: str) -> None:
     made, stored = COMPUTED[kind]
     source = save(tmp_path / "net.onnx", [*made, node("MatMul", "x w", "y")], *SIDES, stored)
-    report = quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
-    assert len(report.quantized) == 1
+    quantize(source, "int4", out=tmp_path / "q.onnx", quantize_outputs=True)
     assert [item.op_type for item in onnx.load(tmp_path / "q.onnx").graph.node] == ["DequantizeLinear", "MatMul"]
 
 
@@ -585,7 +584,7 @@ def test_weights_outside_the_file_stay_outside(tmp_path: Path, to: str) -> None:
 def test_a_16_bit_graph_gets_scales_of_its_own_type(tmp_path: Path, elem: int, kind: Any, to: str) -> None:
     nodes = [node("MatMul", "x w", "h"), node("Relu", "h", "r"), node("MatMul", "r v", "y")]
     weights = {"w": weight(64, 64).astype(kind), "v": weight(64, 64).astype(kind)}
-    source = save(tmp_path / "net.onnx", nodes, {"x": (elem, ["n", 64])}, {"y": (elem, ["n", 64])}, weights, opset=21)
+    source = save(tmp_path / "net.onnx", nodes, {"x": (elem, ["n", 64])}, {"y": (elem, ["n", 64])}, weights, opset=14)
     quantize(source, to, out=tmp_path / "q.onnx", ranges={"x": 4.0, "r": 8.0}, quantize_outputs=True, parity=False)
     model, _, stored = by_name(tmp_path / "q.onnx")
     if to in ("int8", "fp8", "int4"):

@@ -232,7 +232,8 @@ class _QuantizeJob:
         proto = read_proto(self.model.path)
         if (renamed := make_names_unique(proto)) and not (self.dropped or self.computed):
             self._warn(f"{renamed} nodes had the name of another and got one of their own")
-        self.rewritten = raise_opset(proto, _MIN_OPSET[form.name])
+        in_16_bit = not self.for_cpu and not {"fp16", "bf16"}.isdisjoint(dtype_shares(walk.index_of(proto)))
+        self.rewritten = raise_opset(proto, max(_MIN_OPSET[form.name], 19 if in_16_bit else 0))  # of scales in 16 bits
         check_operators(walk.index_of(proto), self.model.path)
         check_biases(proto, self.model.path)
         weights = Weights(proto, self.model.path.parent)
@@ -304,6 +305,8 @@ class _QuantizeJob:
             if reasons == [LOG_REASON]
             else "`trt-engine build` runs it in fp32; `--dynamic` quantises while running"
             if self.dropped
+            else "`trt-engine build` runs it as it is; `--target tensorrt` quantises it for a GPU"
+            if self.for_cpu
             else "another `--block-size`, fewer exclusions, or another format"
         )
         more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
