@@ -55,7 +55,7 @@ test: rtx  ## core and light extras, and TensorRT-RTX where NVIDIA has it; what 
 	$(PYTEST) $(SPREAD) -m 'not gpu and not slow'
 
 # What needs PyTorch, TensorFlow or Ray runs in an environment of its own.
-FULL = tests/backends/inductor tests/batch_jobs tests/contract tests/conversion tests/deployment/test_ray.py tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py \
+FULL = tests/backends/inductor tests/batch_jobs tests/contract tests/conversion tests/deployment/test_ray.py tests/fuzz tests/graph/test_module_paths.py tests/rtx/test_rtx_recipes.py \
 	tests/runtime/test_other_processes.py tests/verbs/test_given_models.py
 
 test-full: rtx  ## what `make test` leaves out and a CPU can run; installs a browser, shells, ModelOpt, PyTorch, TensorFlow and Ray where it may

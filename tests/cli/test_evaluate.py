@@ -151,14 +151,17 @@ def test_what_cannot_be_evaluated_is_said_in_one_sentence_and_a_hint(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize(("module", "says"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval")])
+@pytest.mark.parametrize(
+    ("module", "says"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval"), ("httptools", "`httptools`")]
+)
 def test_without_the_extra_its_name_is_said_before_anything_is_built(tmp_path: Path, module: str, says: str) -> None:
     script = f"import sys; sys.modules['{module}'] = None; from trt_engine.cli.main import main; main()"
-    words = ["evaluate", str(DIGITS / "model.onnx"), "--dataset", str(DIGITS / "val")]
+    verb = ["serve", "--build-models"] if module == "httptools" else ["evaluate", "--dataset", str(DIGITS / "val")]
     environment = os.environ | {"TRT_ENGINE_STORE": str(tmp_path / "store")}
-    told = subprocess.run([sys.executable, "-c", script, *words], capture_output=True, text=True, env=environment)
+    words = [sys.executable, "-c", script, *verb, str(DIGITS / "model.onnx")]
+    told = subprocess.run(words, capture_output=True, text=True, env=environment)
     assert told.returncode == 3
-    assert re.search(rf"{says}, which is not installed\nhint: `pip install '\S+\[eval\]'`", told.stderr)
+    assert re.search(rf"{says}, which is not installed\nhint: `pip install '\S+\[(eval|serve)\]'`", told.stderr)
     assert not (tmp_path / "store").exists()
 
 

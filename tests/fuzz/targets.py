@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import importlib.util
 import io
 import itertools
 import json
@@ -21,7 +22,10 @@ from fuzz.mutate import evil_pickle, mutate
 from fuzz.seeds import Files, Seeds, zipped
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
-from stated_numbers import draw
+import stated_numbers
+
+if _TORCH := importlib.util.find_spec("torch"):
+    import pt2_members
 
 __all__ = ["TARGETS", "Target"]
 
@@ -63,19 +67,15 @@ def _can_read(call: Sequence[str], files: Files) -> bool:
     return there.issuperset(named) and (call[0] == "cache" or not there.isdisjoint(call))
 
 
-class _Words(Target):
-    """Command lines and environments over valid files."""
+@dataclass(frozen=True)
+class _Drawn(Target):
+    """Files and a call as a module of `benchmarks` draws them."""
 
-    def _call(self, rng: random.Random, files: Files) -> list[str]:
-        return command_line(rng)
-
-
-class _Numbers(Target):
-    """Every integer that a file states, with another number in its place."""
+    draw: Callable[[random.Random, Seeds], tuple[Files, str | list[str]]] = stated_numbers.draw
 
     def make(self, rng: random.Random, seeds: Seeds) -> Input:
-        files, call = draw(rng, seeds)
-        return Input(self.name, files, [call.split()], self.env)
+        files, call = self.draw(rng, seeds)
+        return Input(self.name, files, [call.split() if isinstance(call, str) else call], self.env)
 
 
 class _Environment(Target):
@@ -287,9 +287,11 @@ def _table() -> list[Target]:
         Target("nsys-exports", files(lambda seeds: seeds.nsys_export), every, ("@nsys x.sqlite",), (2, 3)),
         Target("kineto", files(lambda seeds: {"trace.json": _json(seeds.kineto)}), every, ("@kineto trace.json",), (2, 3)),
         Target("sources", _sources, every, converted, (2, 3, 4)),
-        _Numbers("stated-numbers", _places, none, none, (2, 3, 4, 5, 6, 7, 10, 11), 2),
-        _Words("command-lines", _places, none, none, (2, 3, 4, 5, 6, 10, 12)),
+        _Drawn("stated-numbers", _places, none, none, (2, 3, 4, 5, 6, 7, 10, 11), 2),
+        _Drawn("command-lines", _places, none, none, (2, 3, 4, 5, 6, 10, 12),
+               draw=lambda rng, seeds: (_places(seeds)[0], command_line(rng))),
         _Environment("environment", _places, none, started, (2, 3, 4, 10), 2),
+        *([_Drawn("programs", _places, none, none, pt2_members.CODES, 8, draw=pt2_members.draw)] if _TORCH else []),
     ]  # fmt: skip
 
 

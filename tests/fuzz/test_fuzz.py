@@ -15,6 +15,7 @@ import pytest
 from fuzz.campaign import Result, Watched, fuzz, replay
 from fuzz.inputs import Input
 from fuzz.targets import TARGETS
+from programs import needs
 
 CORPUS = Path(__file__).parent / "corpus"
 SEED = int(os.environ.get("TRT_ENGINE_FUZZ_SEED", "14"))
@@ -42,7 +43,9 @@ def test_damaged_files_and_wrong_commands_end_in_a_sentence(worker: Watched, tar
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", list(TARGETS))
+@pytest.mark.parametrize(
+    "target", [pytest.param(name, marks=needs("torch") if name == "programs" else ()) for name in TARGETS]
+)
 def test_thousands_of_them_do_and_enough_of_them_pass_the_parser(worker: Watched, target: str) -> None:
     result = fuzz(worker, target, SEED, max(20, MANY // TARGETS[target].cost))
     refuse_faults(result)

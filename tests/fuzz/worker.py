@@ -227,8 +227,10 @@ class Worker:
         for path in [*self.case.rglob("*.tmp"), *self.temp.iterdir()]:
             name = str(path.relative_to(self.root))
             if (
-                name.removeprefix("case/") not in item.files and "/.x.tmp" not in name and path.name != ".ses"
-            ):  # ONNX Runtime's own
+                name.removeprefix("case/") not in item.files
+                and "/.x.tmp" not in name
+                and not path.name.startswith((".ses", "torchinductor_", "aotinductor_"))
+            ):  # ONNX Runtime's own, PyTorch's
                 yield Fault("leftover", f"{item.calls[0][0]}: {path.suffix or path.name}", name)
         shutil.rmtree(self.temp)
         self.temp.mkdir()

@@ -16,11 +16,11 @@ pytest.importorskip("PIL", reason="frames are pillow's images")
 import clips
 
 from trt_engine.errors import UsageError
-from trt_engine.video.decoder import Frame, VideoError, find_clips, open_decoder, read_frames, shown_address
+from trt_engine.video.decoder import Frame, PyAvDecoder, VideoError, find_clips, read_frames, shown_address
 
 
 def frames_of(path: Path) -> list[Frame]:
-    with closing(open_decoder(str(path))) as decoder:
+    with closing(PyAvDecoder(str(path))) as decoder:
         return list(read_frames(decoder))
 
 
@@ -45,7 +45,7 @@ def test_every_frame_is_there_upright_and_in_its_colours(
     make: Callable[[Path], Path], count: int, size: tuple[int, int], tmp_path: Path
 ) -> None:
     found = []
-    with closing(open_decoder(str(make(tmp_path / "clip.mp4")))) as decoder:
+    with closing(PyAvDecoder(str(make(tmp_path / "clip.mp4")))) as decoder:
         for frame in read_frames(decoder):
             if frame.index == 0:
                 assert frame.image().size == size
@@ -63,7 +63,7 @@ def test_frames_keep_times_of_their_own(tmp_path: Path) -> None:
 
 def test_a_clip_starts_again_with_its_first_frame(tmp_path: Path) -> None:
     for name in ("clip.mp4", "clip.h264"):  # the second one has no index to seek with
-        with closing(open_decoder(str(clips.write_clip(tmp_path / name)))) as decoder:
+        with closing(PyAvDecoder(str(clips.write_clip(tmp_path / name)))) as decoder:
             first = [np.asarray(frame.image()) for frame in read_frames(decoder)]
             decoder.rewind()
             again = [np.asarray(frame.image()) for frame in read_frames(decoder)]
@@ -94,7 +94,7 @@ def test_what_is_no_video_is_refused_with_the_reason(data: bytes | str | None, r
     elif isinstance(data, bytes):
         path.write_bytes(data)
     with pytest.raises(VideoError, match=reason):
-        open_decoder(str(path))
+        PyAvDecoder(str(path))
 
 
 def test_frames_of_too_many_pixels_are_refused_also_behind_small_ones(tmp_path: Path, monkeypatch: Any) -> None:
@@ -103,7 +103,7 @@ def test_frames_of_too_many_pixels_are_refused_also_behind_small_ones(tmp_path: 
     monkeypatch.setenv("TRT_ENGINE_MAX_IMAGE_PIXELS", str(3 * 64 * 64))
     assert {frame.data.width for frame in frames_of(tmp_path / "clip.h264")} == {64}
     with pytest.raises(VideoError, match=r"36864 pixels.*TRT_ENGINE_MAX_IMAGE_PIXELS"):
-        open_decoder(str(tmp_path / "192.h264"))
+        PyAvDecoder(str(tmp_path / "192.h264"))
 
 
 def test_damaged_packets_cost_their_own_frames_alone(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ def test_damaged_packets_cost_their_own_frames_alone(tmp_path: Path) -> None:
     for place in random.integers(len(whole) // 3, len(whole), 300):
         whole[place] = random.integers(256)
     (tmp_path / "clip.ts").write_bytes(whole)
-    with closing(open_decoder(str(tmp_path / "clip.ts"))) as decoder:
+    with closing(PyAvDecoder(str(tmp_path / "clip.ts"))) as decoder:
         found = list(read_frames(decoder))
         assert decoder.damaged > 0 and 10 < len(found) <= 40
 
@@ -120,7 +120,7 @@ def test_damaged_packets_cost_their_own_frames_alone(tmp_path: Path) -> None:
 def test_a_camera_that_is_silent_for_too_long_ends_with_what_it_sent(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("trt_engine.video.decoder.is_live", lambda source: True)
     monkeypatch.setattr("trt_engine.video.decoder._READ_S", 0.0)  # every packet takes longer
-    with closing(open_decoder(str(clips.write_clip(tmp_path / "clip.mp4")))) as decoder:
+    with closing(PyAvDecoder(str(clips.write_clip(tmp_path / "clip.mp4")))) as decoder:
         packets = decoder.packets()
         assert next(packets).time_s == 0
         with pytest.raises(VideoError, match="it sent nothing for 10 s"):

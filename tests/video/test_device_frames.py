@@ -30,7 +30,7 @@ from trt_engine.errors import MemoryExhausted, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.tensors import Signature, TensorSpec
 from trt_engine.verbs.size.video_run import Decoders
-from trt_engine.video.decoder import PyAvDecoder, VideoError, open_decoder, read_frames
+from trt_engine.video.decoder import PyAvDecoder, VideoError, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.nvdec import DecoderMemory
 from trt_engine.video.pipeline import FramePipeline
@@ -304,7 +304,7 @@ def test_broken_clips_cost_no_other_stream_a_frame(on_device: bool, library: Lib
 
     with device_frames(runner, VISION, [str(whole)]) as frames:
         used = frames if on_device else None
-        opener = open_decoder if used is None else used.open
+        opener = PyAvDecoder if used is None else used.open
         with FramePipeline(runner, VISION, Batching(max_batch=4), frames=used) as pipeline:
             streams = [
                 VideoStream(str(path), pipeline, partial(note, number), opener=opener).start()

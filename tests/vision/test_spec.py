@@ -109,6 +109,7 @@ def test_ultralytics_metadata_is_understood_and_that_is_said(
     [
         {"names": "{0: 'a'}", "task": "segment", "imgsz": "[4, 6]"},
         {"names": "{0: 'a'}", "task": "detect", "imgsz": "[5, 6]"},
+        {"names": "{0: 'a'}", "task": "pose", "imgsz": "[4, 6]", "kpt_shape": "[None, 3]"},
         {"names": "{0: 'a'}", "task": "detect", "imgsz": "__import__('os')"},
         {"names": "nonsense(", "task": "classify", "imgsz": "[4, 6]"},
         {"names": "{0: 'a'}"},

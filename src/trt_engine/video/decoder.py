@@ -141,7 +141,7 @@ def describe_clip(source: str, *, first_frame: bool = False) -> VideoSource:
     Raises `UsageError` for what cannot be read, `SetupError` without PyAV.
     """
     try:
-        with contextlib.closing(open_decoder(source)) as decoder:
+        with contextlib.closing(PyAvDecoder(source)) as decoder:
             if first_frame and next(read_frames(decoder), None) is None:
                 raise VideoError("no frame of it can be decoded")
             return decoder.info
@@ -151,16 +151,11 @@ def describe_clip(source: str, *, first_frame: bool = False) -> VideoSource:
         ) from error
 
 
-def open_decoder(source: str, *, threads: int = 1) -> Decoder:
-    """A decoder of a file or an address. Raises `VideoError` for what is not a video, `SetupError` without PyAV."""
-    return PyAvDecoder(source, threads=threads)
-
-
 class PyAvDecoder(Closing):
     """Decodes on the CPU with FFmpeg's decoders, which run without Python's lock."""
 
     def __init__(self, source: str, *, threads: int = 1) -> None:
-        """Opens the source. `threads` above 1 decodes several frames at once, each a little later."""
+        """`threads` above 1 decode several frames at once, each a little later. Raises `VideoError`, `SetupError`."""
         require_video()
         self.damaged = 0
         self._source, self._threads = source, threads

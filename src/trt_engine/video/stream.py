@@ -14,7 +14,7 @@ from typing import Any
 
 from trt_engine.errors import Overloaded
 from trt_engine.records.infer import VideoSource
-from trt_engine.video.decoder import Decoder, Frame, VideoError, is_live, open_decoder, shown_address
+from trt_engine.video.decoder import Decoder, Frame, PyAvDecoder, VideoError, is_live, shown_address
 from trt_engine.video.pipeline import FramePipeline, FrameResult, PartTimes
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class VideoStream:
         settings: StreamSettings | None = None,
         *,
         on_end: Callable[[], None] = lambda: None,
-        opener: Callable[..., Decoder] = open_decoder,
+        opener: Callable[..., Decoder] = PyAvDecoder,
     ) -> None:
         """`on_end` is called last, after every frame; `opener` opens the source. Nothing starts before `start`."""
         self.source, self.settings = source, settings or StreamSettings()

@@ -15,7 +15,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import msgspec
 
@@ -533,8 +533,8 @@ def _ultralytics(metadata: Mapping[str, str], found: Signature, path: Path) -> V
     names = [*names.values()] if isinstance(names, dict) else names
     classes = tuple(map(str, names)) if isinstance(names, list | tuple) else ()
     size = _literal(metadata.get("imgsz", "")) or list(spec.shape[2:])
-    size = [size, size] if isinstance(size, int) else size if isinstance(size, list | tuple) else []
-    if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+    size = [size, size] if isinstance(size, int) else size
+    if not _are_sizes(size):
         log.info("`%s` has Ultralytics' metadata without a size", path.name)
         return None
     pixels = Preprocess(size=(size[0], size[1]), input=spec.name)
@@ -566,7 +566,7 @@ def _ultralytics_outputs(
         return Postprocess("classify", classes=classes, output=found.outputs[0].name)
     protos = next((spec for spec in found.outputs if len(spec.shape) == 4), None) if task == "segment" else None
     shape = _literal(metadata.get("kpt_shape", "")) if task == "pose" else None
-    points = (int(shape[0]), int(shape[1])) if isinstance(shape, list | tuple) and len(shape) == 2 else None
+    points = (shape[0], shape[1]) if _are_sizes(shape) else None
     args = _literal(metadata.get("args", ""))
     final = metadata.get("end2end") == "True" or (isinstance(args, dict) and args.get("nms") is True)
     if task == "segment" and protos is None:
@@ -586,6 +586,10 @@ def _ultralytics_outputs(
     if rows:
         settings["output"] = rows[0].name
     return Postprocess(**settings, classes=classes, masks=protos is not None, keypoints=points)
+
+
+def _are_sizes(value: Any) -> TypeGuard[Sequence[int]]:
+    return isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(n, int) and n > 0 for n in value)
 
 
 def _literal(text: str) -> Any:

@@ -24,7 +24,7 @@ from trt_engine.records.infer import Detection, VideoSource, VideoSummary
 from trt_engine.runtime.batch_rows import BatchLayout
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.tensors import Signature
-from trt_engine.video.decoder import describe_clip, find_clips, is_live, open_decoder, shown_address
+from trt_engine.video.decoder import PyAvDecoder, describe_clip, find_clips, is_live, shown_address
 from trt_engine.video.device_frames import device_frames
 from trt_engine.video.pipeline import FramePipeline
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
@@ -110,7 +110,7 @@ def run_video(job: VideoJob, runner: InferenceEngine) -> tuple[VideoSummary, tup
     ):
         stream = VideoStream(
             job.source, pipeline, answers.put, settings, on_end=lambda: answers.put(None),
-            opener=open_decoder if frames is None else frames.open,
+            opener=PyAvDecoder if frames is None else frames.open,
         ).start()  # fmt: skip
         try:
             with _output_files(job) as (writer, lines):

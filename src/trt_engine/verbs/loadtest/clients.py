@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import socket
 import zlib
@@ -79,9 +80,7 @@ def read_model(target: Target, token: str | None, ca_file: Path | None) -> tuple
 
 def _read_metadata(client: HttpMetadata | GrpcClient, target: Target) -> tuple[Target, ServedModel]:
     if target.model is None:
-        target = Target(
-            target.interface, target.tls, target.host, target.port, target.base, client.only_model(), target.version
-        )
+        target = dataclasses.replace(target, model=client.only_model())
     return target, client.read(target)
 
 

@@ -179,12 +179,15 @@ class HttpMetadata:
             signature = Signature(tensor_specs(found["inputs"]), tensor_specs(found.get("outputs", ())))
             name, versions = str(found["name"]), tuple(map(str, found.get("versions", ())))
             extensions = tuple(map(str, server.get("extensions", ())))
+            words = found.get("parameters")
+            texts = {"platform": found.get("platform")} | (words if isinstance(words, dict) else {})
             server_name = f"{server.get('name', 'unknown')} {server.get('version', '')}".strip()
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"`{target}` does not answer with a model's metadata: {error!r}", hint="expected the protocol v2"
             ) from error
-        return ServedModel(server_name, extensions, name, versions, signature, describe_metadata(found))
+        facts = {str(key): str(value) for key, value in texts.items() if value}
+        return ServedModel(server_name, extensions, name, versions, signature, facts)
 
     def register_region(self, name: str, key: str, nbytes: int) -> None:
         """Register system shared memory. Raises `SetupError`, `UsageError`."""
@@ -222,8 +225,7 @@ class HttpMetadata:
             opened = socket.create_connection((target.host, target.port), self._timeout_s)
             with opened.dup() as twin:  # stays where TLS takes the other and where the answer ends it
                 timer.start()
-                tls = self._tls
-                connection.sock = opened if tls is None else tls.wrap_socket(opened, server_hostname=target.host)
+                connection.sock = self._tls.wrap_socket(opened, server_hostname=target.host) if self._tls else opened
                 connection.request(method, path, body, self._headers)
                 answer = connection.getresponse()
                 data = answer.read(_MAX_BYTES)
@@ -261,10 +263,3 @@ def choose_model(names: list[str]) -> str:
             hint=f"`--model NAME`: {suggest('', known[:_MAX_NAMES])}" if known else "load one first",
         )
     return known[0]
-
-
-def describe_metadata(found: dict[str, Any]) -> dict[str, str]:
-    """The texts of the metadata: platform and parameters."""
-    parameters = found.get("parameters")
-    words = parameters if isinstance(parameters, dict) else {}
-    return {str(key): str(value) for key, value in ({"platform": found.get("platform")} | words).items() if value}

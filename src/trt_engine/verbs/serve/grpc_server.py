@@ -152,7 +152,8 @@ class GrpcServer:
         """The handler, with the token checked and our errors turned into status codes."""
 
         async def guarded(raw: bytes, context: Any) -> Any:
-            await self._check_token(name, context)
+            if not self._may_call(name, context):
+                return None
             counted, request, encoding = 0, None, find_encoding(raw)
             try:
                 request, counted = await self._read(raw, name, parse)
@@ -171,30 +172,32 @@ class GrpcServer:
             finally:
                 request = None  # its memory is free before the answer is sent
                 self._service.admission.forget(counted)
-            return await context.abort(code, text)
+            return _refuse(context, code, text)
 
         return guarded
 
     def _guard_stream(self, handler: Callable[[Any, Any], AsyncIterator[Any]], name: str, parse: Parse = bytes) -> Any:
         async def guarded(request: Any, context: Any) -> AsyncIterator[Any]:
-            await self._check_token(name, context)
+            if not self._may_call(name, context):
+                return
             try:
                 if isinstance(request, bytes):
                     request, counted = await self._read(request, name, parse)
                     self._service.admission.forget(counted)
             except TrtEngineError as error:
-                await context.abort(_STATUS[error.http_status], error.one_line)
+                _refuse(context, _STATUS[error.http_status], error.one_line)
+                return
             async for answer in handler(request, context):
                 yield answer
 
         return guarded
 
-    async def _check_token(self, name: str, context: Any) -> None:
-        if name in _OPEN:
-            return
+    def _may_call(self, name: str, context: Any) -> bool:
         given = next((value for key, value in context.invocation_metadata() or () if key == "authorization"), "")
-        if not self._callers.has_token(given if isinstance(given, bytes) else given.encode()):
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is needed")
+        if name in _OPEN or self._callers.has_token(given if isinstance(given, bytes) else given.encode()):
+            return True
+        _refuse(context, grpc.StatusCode.UNAUTHENTICATED, "a bearer token is needed")
+        return False
 
     # -------------------------------------------------------------------------------------------- inference
 
@@ -304,8 +307,6 @@ class GrpcServer:
             failed = answer(error_message=error.one_line)
             failed.infer_response.id = wire.message.id if wire is not None else ""
             return failed
-        except asyncio.CancelledError:
-            raise
         except Exception:
             log.exception("a request failed")
             return answer(error_message="internal error; the server's log has it")
@@ -427,6 +428,12 @@ class GrpcServer:
                 before = now
                 yield _HealthResponse(status=now)
             await asyncio.sleep(_WATCH_S)
+
+
+def _refuse(context: Any, code: grpc.StatusCode, text: str) -> None:
+    """The status of a call without an answer: `context.abort` would keep the request until a collection of garbage."""
+    context.set_code(code)
+    context.set_details(text)
 
 
 def _parser(kind: Any) -> Parse:

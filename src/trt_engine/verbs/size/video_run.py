@@ -30,7 +30,7 @@ from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.verbs.load import load
 from trt_engine.verbs.size.stream_worker import VideoRequest
 from trt_engine.verbs.size.video_search import search
-from trt_engine.video.decoder import Decoder, VideoError, open_decoder, read_frames
+from trt_engine.video.decoder import Decoder, PyAvDecoder, VideoError, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.nvdec import Surface
 from trt_engine.video.pipeline import CROP_PARTS, PARTS, CropStage, FramePipeline, FrameResult
@@ -99,7 +99,7 @@ class Decoders(ExitStack):
 
     def open(self, sources: Sequence[str]) -> list[_Kept]:
         """Decoders at the start of these sources, of which an earlier call has had the first. Raises `UsageError`."""
-        opener = open_decoder if self.frames is None else self.frames.open
+        opener = PyAvDecoder if self.frames is None else self.frames.open
 
         def ready(source: str) -> Decoder:
             try:
