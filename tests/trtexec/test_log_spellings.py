@@ -105,16 +105,14 @@ def test_the_failure_is_found_in_messages_of_tensorrt_that_another_program_print
         ),
         ("[E] [TRT] Input file cannot be found, or is not a regular file: models/net.onnx\n", "file_not_found", None),
         ("[E] [TRT] ModelImporter.cpp:914: Failed to open weights file: /w/net.onnx.data\n", "file_not_found", None),
+        ("[E] Error[3]: Supplied binding dimension [4,3] exceed min ~ max range\n", "shape_mismatch", None),
+        ("[E] Error[4]: (images: dynamic input is missing dimensions in profile 0.)\n", "shape_mismatch", None),
+        ("[E] Error[4]: (Missing scale and zero-point for tensor a, expect fall back)\n", "scales_missing", None),
+        ("[E] [TRT] In function parseGraph:\n[8] No importer registered for op: NonZero\n", "plugin_not_found", None),
         (
-            "[E] Error[3]: Supplied binding dimension [4,3] for bindings[0] exceed min ~ max range\n",
+            "[E] Error[7]: Error Code 7: Internal Error (/a/R_3: reshape would change volume 2 to 16)\n",
             "shape_mismatch",
-            None,
-        ),
-        (
-            "[E] Error[7]: IExecutionContext::enqueueV3: Error Code 7: Internal Error (/a/Reshape_3: reshape would change "
-            "volume 2 to 16)\n",
-            "shape_mismatch",
-            "/a/Reshape_3",
+            "/a/R_3",
         ),
     ],
 )

@@ -205,6 +205,7 @@ _ERROR_TYPES: dict[str, type[TrtEngineError]] = {
     "accuracy_failed": AccuracyError,
     "operator_not_supported": ModelError,
     "data_type_not_supported": ModelError,
+    "scales_missing": ModelError,
     "platform_not_supported": SetupError,
     "build_target_invalid": UsageError,
     "weights_not_found": UsageError,

@@ -36,6 +36,7 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         "plugin_not_found",
         r"Plugin not found, are the plugin name, version, and namespace correct\?"
         r"|getPluginCreator could not find plugin|Cannot find plugin: |IPluginCreator not found in Plugin Registry"
+        r"|No importer registered for op: \w+$"
         r"|[Pp]lugin (?:creator version \d+ )?was not found in (?:the )?plugin registry|failed to load \w+ plugin",
         "give the library that has the plugin (`-O plugins=libcustom.so`) or build where it is installed; for a model "
         "quantised with TensorRT's own operators (domains `trt`, `trt.plugins`) quantise the plain ONNX again with "
@@ -82,6 +83,16 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         "4-bit tensors go into DequantizeLinear alone: give the network this input in another type and quantise it inside",
     ),
     _rule(
+        "data_type_not_supported",
+        r"Unsupported ONNX data type: (?!<UNKNOWN>)|Assertion failed: convert_?[dD]type\(",
+        "this TensorRT lacks the type: `trt-engine lint --target tensorrt` names the tensor; put a Cast there",
+    ),
+    _rule(
+        "scales_missing",
+        r"no scaling factors detected|Missing scale and zero-point|quantizeBiasCommon|Assertion min_ <= max_ failed",
+        "write the scales into the model, from finite data: `trt-engine quantize MODEL --to int8 --calib-data DATA`",
+    ),
+    _rule(
         "operator_not_supported",
         r"K exceeds the maximum value allowed",
         "TopK gives at most that many: a smaller K, or select outside the engine",
@@ -114,14 +125,10 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         "check the path, which is one of the folder that the program runs in: give the whole path",
     ),
     _rule(
-        "unknown_option",
-        r"Unknown option: ",
-        "this trtexec does not have the option; `trtexec --help` lists its own",
+        "unknown_option", r"Unknown option: ", "this trtexec does not have the option; `trtexec --help` lists its own"
     ),
     _rule(
-        "static_model_given_shapes",
-        r"Static model does not take explicit shapes",
-        "leave the shapes out: this model has no dynamic dimension",
+        "static_model_given_shapes", r"Static model does not take explicit shapes", "leave the shapes out: none is open"
     ),
     _rule(
         "shape_mismatch",
@@ -135,14 +142,10 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
     ),
     _rule(
         "shape_mismatch",
-        r"but no optimization profile has been defined",
+        r"no optimization profile has been defined|dynamic input is missing dimensions|has no shape specified",
         "give the open sizes: `--batch 1:8:32`, or `--profile NAME:MIN:OPT:MAX` for other dimensions",
     ),
-    _rule(
-        "insufficient_workspace",
-        r"due to insufficient workspace|within workspace limit",
-        _MORE_WORKSPACE,
-    ),
+    _rule("insufficient_workspace", r"due to insufficient workspace|within workspace limit", _MORE_WORKSPACE),
     _rule(
         "out_of_memory",
         r"Requested amount of (?:GPU )?memory \(\d+ bytes\) could not be allocated|OutOfMemory"
@@ -190,11 +193,7 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
         _REBUILD,
     ),
     _rule("engine_incompatible", r"Engine deserialization failed", _REBUILD, "chain"),
-    _rule(
-        "accuracy_failed",
-        r"Accuracy validation FAILED",
-        "outputs differ from the references by more than `--accuracyThreshold`",
-    ),
+    _rule("accuracy_failed", r"Accuracy validation FAILED", "outputs differ by more than `--accuracyThreshold`"),
     _rule(
         "cuda_unavailable",
         r"an illegal memory access was encountered",
@@ -226,15 +225,14 @@ RULES: tuple[Rule, ...] = (  # the first match of a line wins
     ),
     _rule(
         "onnx_parse_error",
-        r"Failed to parse onnx file|Parsing model failed|UNSUPPORTED_NODE|INVALID_GRAPH|INVALID_NODE"
+        r"Failed to parse (?:onnx file|ONNX model)|Parsing model failed|UNSUPPORTED_NODE|INVALID_GRAPH|INVALID_NODE"
         r"|Model missing or format not recognized|ModelImporter\.cpp:\d+: (?:While parsing node|ERROR)",
         "`trt-engine inspect` lists what in the model TensorRT cannot take",
         "chain",
     ),
     _rule(
         "insufficient_workspace",
-        r"Tactic Device request: \d+ ?[KMG]B Available: \d+"
-        r"|insufficient memory on requested size",
+        r"Tactic Device request: \d+ ?[KMG]B Available: \d+|insufficient memory on requested size",
         _MORE_WORKSPACE,
         "warning",
     ),
