@@ -211,9 +211,13 @@ _POINTERS = (
 """How small files of version control begin that stand where the file itself should be, and the command that fetches it."""
 
 
+_LARGEST_HOLES = 1 << 30
+"""Bytes of a file up to which it is read although hardly any of them were written."""
+
+
 def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> BinaryIO:
-    """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for, and
-    for a pointer of Git LFS or git-annex that stands where the file should be.
+    """The file opened for reading; `error` for a device, pipe, socket or folder, which is neither read nor waited for, for
+    a large file that is nearly all holes, and for a pointer of Git LFS or git-annex where the file should be.
 
     An `OSError` of the path itself (missing, not permitted) passes: the caller knows what the file is for.
     """
@@ -231,6 +235,10 @@ def open_regular(path: Path, *, error: type[TrtEngineError] = UsageError) -> Bin
         if not stat.S_ISREG(found.st_mode):
             kind = _KINDS.get(stat.S_IFMT(found.st_mode), "a special file")
             raise error(f"`{path}` is {kind}, expected a file", hint="name a file; `ls -l` shows what it is")
+        if found.st_size > _LARGEST_HOLES and found.st_blocks * 512 < (least := found.st_size // 100):
+            if os.lseek(handle, 0, os.SEEK_HOLE) < least:  # else the file system stores it in fewer bytes
+                raise error(f"`{path}` has {found.st_size} bytes, hardly any written", hint="copy or download it again")
+            os.lseek(handle, 0, os.SEEK_SET)
         if 0 < found.st_size <= _LARGEST_POINTER:
             head = os.pread(handle, 64, 0)
             for pattern, what, command in _POINTERS:

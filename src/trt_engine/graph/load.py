@@ -343,10 +343,7 @@ def external_files(tensors: Iterable[TensorProto], path: Path) -> tuple[External
             continue
         entries = {item.key: item.value for item in tensor.external_data}
         if len(entries) != len(tensor.external_data):
-            raise ModelError(
-                f"`{path}` locates the tensor `{tensor.name}` twice",
-                hint="export it again",
-            )
+            raise ModelError(f"`{path}` locates the tensor `{tensor.name}` twice", hint="export it again")
         location = entries.get("location", "")
         if location not in found:
             found[location] = _side_file(location, tensor.name, path)
@@ -359,15 +356,10 @@ def _side_file(location: str, tensor: str, path: Path) -> ExternalFile:
     windows = PureWindowsPath(location)
     if not location or "\x00" in location:
         raise ModelError(f"`{path}` has the external tensor `{tensor}` without a location", hint="export it again")
-    if location.startswith("/") or windows.is_absolute() or windows.drive:
-        raise ModelError(
-            f"{refused}, an absolute path; expected one inside the model's folder",
-            hint="save it again with the weights beside the model (`save_as_external_data=True`)",
-        )
-    if ".." in windows.parts:
+    if location.startswith("/") or windows.is_absolute() or windows.drive or ".." in windows.parts:
         raise ModelError(
             f"{refused}, which leaves the model's folder",
-            hint="copy the weights beside the model and save it again with that location",
+            hint="save it again with the weights beside the model (`save_as_external_data=True`)",
         )
     target = path.parent / location
     try:
