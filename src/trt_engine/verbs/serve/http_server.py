@@ -25,7 +25,7 @@ _KEEP_ALIVE_S = 75.0
 _MIN_READ_RATE = 1 << 10
 """Bytes/s of an answer that its client must read."""
 _IDLE_BYTES, _READ_BYTES = 16 << 10, 256 << 10
-"""Read at once between requests, and inside one."""
+"""Read at once of headers (a crowd of requests in one pipe keeps others waiting), and of a body in chunks."""
 _LINGER_S, _LINGER_BYTES = 2.0, 1 << 20
 """After a refusal that ends a connection: time, and bytes of the rest of its request, until it is reset."""
 _LAST_READ_S = 0.05
@@ -115,7 +115,7 @@ class Connection(asyncio.BufferedProtocol):
         self._direct = request is not None and request.length is not None and request.refusal is None
         if request is not None and self._direct:
             return request.rest()
-        self._buffer = self._server.memory if self.in_message else self._server.memory[:_IDLE_BYTES]
+        self._buffer = self._server.memory if self._incoming else self._server.memory[:_IDLE_BYTES]
         return self._buffer
 
     def buffer_updated(self, nbytes: int) -> None:
