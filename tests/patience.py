@@ -14,13 +14,9 @@ HANG_S = 240.0
 
 
 PATIENT_COMMAND = (sys.executable, "-c", """
-from trt_engine.cli import main; from trt_engine.command_line import signals, watchdog
-for module, names in (
-    (signals, ('NATIVE_CALL_S', 'SHUTDOWN_S', 'SECOND_PRESS_S', '_CLEANUP_S', '_REPORT_S')),
-    (watchdog, ('NO_ANSWER_S', 'FORCED_S')),
-):
-    for name in names:
-        setattr(module, name, 4 * getattr(module, name))
+from trt_engine.cli import main; from trt_engine.command_line import signals
+for name in ('NATIVE_CALL_S', 'SHUTDOWN_S', 'SECOND_PRESS_S', '_CLEANUP_S', '_REPORT_S', 'NO_ANSWER_S', 'FORCED_S'):
+    setattr(signals, name, 4 * getattr(signals, name))
 main.main()
 """)  # fmt: skip
 """`trt-engine`, with four times the time to end in after a signal: a busy machine may need more than the product allows."""

@@ -25,7 +25,7 @@ import onnx_models
 import trt_engine as te
 from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
 from trt_engine.backends.onnxruntime import node_mapping
-from trt_engine.benchmark.log_parser import parse_log
+from trt_engine.benchmark.trtexec_style_log import parse_log
 from trt_engine.cli.main import run
 from trt_engine.errors import TrtEngineError, UsageError
 from trt_engine.profiling.instruments import ncu, nsys

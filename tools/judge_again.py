@@ -16,8 +16,7 @@ from typing import Any
 import msgspec
 
 from trt_engine.profiling.bottleneck import find_bottleneck
-from trt_engine.profiling.kernel_categories import kernel_category, short_name
-from trt_engine.profiling.kernels import category_shares
+from trt_engine.profiling.kernel_categories import category_shares, kernel_category, short_name
 from trt_engine.profiling.roofline import ProfileFacts
 from trt_engine.records.profile import ProfileReport
 from trt_engine.reporting.report import report

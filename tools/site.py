@@ -26,9 +26,7 @@ sys.path.append(str(ROOT / "tools"))
 import packages  # noqa: E402
 
 from trt_engine import errors  # noqa: E402
-from trt_engine.verbs.docs.inductor_page import inductor_page  # noqa: E402
-from trt_engine.verbs.docs.settings_page import settings_page  # noqa: E402
-from trt_engine.verbs.docs.trtexec_page import trtexec_page  # noqa: E402
+from trt_engine.verbs.docs.generated_pages import inductor_page, settings_page, trtexec_page  # noqa: E402
 
 _WORKER = "assets/iframe-worker.js"
 _PARSE_QUERY = r"""split(/"([^"]+)"/g)"""

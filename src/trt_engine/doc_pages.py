@@ -11,9 +11,9 @@ from trt_engine.errors import SetupError, UsageError
 
 _PACKAGE = Path(__file__).resolve().parent
 _WRITTEN = {
-    "reference/inductor": "trt_engine.verbs.docs.inductor_page:inductor_page",
-    "reference/settings": "trt_engine.verbs.docs.settings_page:settings_page",
-    "reference/trtexec": "trt_engine.verbs.docs.trtexec_page:trtexec_page",
+    "reference/inductor": "trt_engine.verbs.docs.generated_pages:inductor_page",
+    "reference/settings": "trt_engine.verbs.docs.generated_pages:settings_page",
+    "reference/trtexec": "trt_engine.verbs.docs.generated_pages:trtexec_page",
 }
 """Pages without a file, and the functions that write them."""
 

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.benchmark.log_parser import parse_log
-from trt_engine.benchmark.log_writer import format_float, render_log
 from trt_engine.benchmark.measurement_protocols import resolve_protocol
+from trt_engine.benchmark.trtexec_style_log import format_float, parse_log, render_log
 from trt_engine.config.bench import BenchConfig
 from trt_engine.environment import Environment
 from trt_engine.records.bench import BenchRecord

@@ -13,7 +13,7 @@ import onnx_models as models
 from trt_engine.cli import main
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.settings import followed
-from trt_engine.verbs.build.report import KEPT
+from trt_engine.verbs.build.each import KEPT
 
 PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "printed_commands.py"
 

@@ -21,7 +21,7 @@ from onnx import helper as h
 
 from patience import HANG_S, PATIENT_COMMAND, until
 from trt_engine.atomic_io import sweep_staged
-from trt_engine.command_line import signals, watchdog
+from trt_engine.command_line import signals
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
 _VERB = """
@@ -241,7 +241,7 @@ def ended(one: psutil.Process) -> bool:
 def test_a_library_that_lets_no_thread_of_python_run_is_killed_with_its_children(
     number: signal.Signals, tmp_path: Path
 ) -> None:
-    settings = "from trt_engine.command_line import watchdog; watchdog.NO_ANSWER_S = 0.5"
+    settings = "from trt_engine.command_line import signals; signals.NO_ANSWER_S = 0.5"
     process = working(tmp_path, _HOLDS_THE_LOCK, settings)
     ready(process)
     family, busy = children(process), psutil.Process(process.pid).cpu_times().user + 0.2
@@ -277,9 +277,9 @@ def test_a_crash_while_a_session_is_made_names_the_option_that_avoids_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     printed: list[str] = []
-    monkeypatch.setattr(watchdog, "_print", printed.append)
+    monkeypatch.setattr(signals, "_print", printed.append)
     made = b'  File "x/onnxruntime_inference_collection.py", line 789 in _create_inference_session'
-    watchdog._report_crash(b"Fatal Python error: Segmentation fault\n\n" + made)
+    signals._report_crash(b"Fatal Python error: Segmentation fault\n\n" + made)
     assert "hint: " in printed[0] and "-O graph_optimization=extended" in printed[0]
 
 
@@ -334,8 +334,8 @@ def test_the_limits_of_an_interruption_add_up_to_less_than_five_seconds() -> Non
     """What the documentation promises; the tests of whole commands have no clock."""
     own = max(signals.NATIVE_CALL_S, signals.SHUTDOWN_S)
     assert own + signals._POLL_S + signals._CLEANUP_S + signals._REPORT_S < 5
-    assert own + signals._POLL_S + watchdog.FORCED_S < 5 and watchdog.NO_ANSWER_S < 5
-    assert signals.STOP_RUNS_S < own < watchdog.NO_ANSWER_S
+    assert own + signals._POLL_S + signals.FORCED_S < 5 and signals.NO_ANSWER_S < 5
+    assert signals.STOP_RUNS_S < own < signals.NO_ANSWER_S
 
 
 def cpu_s(process: subprocess.Popen[str]) -> float:

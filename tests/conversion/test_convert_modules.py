@@ -18,7 +18,7 @@ from trt_engine.graph.load import read_proto
 from trt_engine.graph.module_paths import module_of
 from trt_engine.precision.quantize_model import quantize
 from trt_engine.precision.tensor_ranges import ranges
-from trt_engine.profiling.layer_profile import profile_layers
+from trt_engine.profiling.attribution import profile_layers
 from trt_engine.verbs.diff.run import diff
 
 pytestmark = needs("torch", "onnxscript")

@@ -122,7 +122,7 @@ class Seeds:
         """A log of our own `bench`."""
         import sample_runs
 
-        from trt_engine.benchmark.log_writer import render_log
+        from trt_engine.benchmark.trtexec_style_log import render_log
 
         return render_log(sample_runs.record(8, 9.6, 40))
 

@@ -19,8 +19,8 @@ from trt_engine.backends.onnxruntime import providers
 from trt_engine.backends.onnxruntime.providers import select_providers
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import measure
-from trt_engine.benchmark.log_writer import render_log
 from trt_engine.benchmark.speed_difference import MIN_RESTARTS
+from trt_engine.benchmark.trtexec_style_log import render_log
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info

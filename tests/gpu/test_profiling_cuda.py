@@ -19,7 +19,7 @@ import pytest
 from gpu.ptx import SPIN
 from trt_engine.config.bench import ProfilerName
 from trt_engine.profiling.instruments.capture import Capture, ProfilerUnavailable, capture, instrument_status
-from trt_engine.profiling.kernels import busy_ns, kernel_rows, split_by_inference, time_breakdown
+from trt_engine.profiling.kernel_categories import busy_ns, kernel_rows, split_by_inference, time_breakdown
 from trt_engine.profiling.timeline import write_timeline
 
 pytestmark = pytest.mark.gpu

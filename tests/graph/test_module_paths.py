@@ -30,7 +30,7 @@ from trt_engine.graph.module_paths import KEY, module_of
 from trt_engine.graph.static_shapes import set_static_shapes
 from trt_engine.precision.emulate import emulate
 from trt_engine.precision.quantize_model import quantize
-from trt_engine.profiling.layer_profile import profile_layers
+from trt_engine.profiling.attribution import profile_layers
 from trt_engine.verbs.diff.run import diff
 
 LAYERS = ["layer1.0.conv1", "layer1.0.conv2", "head.proj", "fc"]

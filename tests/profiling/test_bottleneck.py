@@ -16,7 +16,7 @@ from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.environment import Environment
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments.capture import Capture
-from trt_engine.profiling.kernels import time_breakdown
+from trt_engine.profiling.kernel_categories import time_breakdown
 from trt_engine.profiling.roofline import (
     ABOVE_MEMORY_PEAK,
     ABOVE_PEAK,

@@ -31,7 +31,7 @@ from trt_engine.profiling.instruments.capture import (
     window_of,
 )
 from trt_engine.profiling.instruments.kineto import read_trace
-from trt_engine.profiling.kernels import split_by_inference
+from trt_engine.profiling.kernel_categories import split_by_inference
 from trt_engine.records.profile import Activity
 
 HERE = Path(__file__).parent

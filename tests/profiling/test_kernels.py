@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trt_engine.profiling.instruments.capture import Capture, Launch
-from trt_engine.profiling.kernels import (
+from trt_engine.profiling.kernel_categories import (
     category_shares,
     kernel_rows,
     split_by_inference,

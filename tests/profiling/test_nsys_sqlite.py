@@ -13,7 +13,7 @@ from nsight_samples import SAMPLES
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
 from trt_engine.profiling.instruments.nsys import read_sqlite
 from trt_engine.profiling.instruments.target import TargetOutcome
-from trt_engine.profiling.kernels import split_by_inference
+from trt_engine.profiling.kernel_categories import split_by_inference
 
 SCHEMA = (SAMPLES / "nsys-sqlite-schema-2024.6.2.sql").read_text()
 TID = 0x1000000

@@ -14,7 +14,7 @@ from trt_engine.backend import get_backend
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.graph.cost import model_cost
 from trt_engine.graph.load import read_proto
-from trt_engine.profiling.layer_profile import count_work, layer_shares, profile_layers
+from trt_engine.profiling.attribution import count_work, layer_shares, profile_layers
 from trt_engine.records.profile import Category, LayerProfile, LayerRow
 
 FEEDS = {"images": np.zeros((2, 3, 8, 8), np.float32)}

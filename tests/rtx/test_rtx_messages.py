@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: `pip install 'trt-engine[rtx]'`")
 
 import trt_engine as te
-from trt_engine.backends.tensorrt import configure, onnx_parser
+from trt_engine.backends.tensorrt import configure, parser_check
 from trt_engine.backends.tensorrt.binding import TENSORRT_RTX, lifecycle_lock
 from trt_engine.backends.tensorrt.build import TimingCache
 from trt_engine.backends.tensorrt.build_progress import BuildProgress
@@ -93,7 +93,7 @@ class Builder:
         config.set_compute_capability(getattr(trt.ComputeCapability, target), 0)
         monitor = TENSORRT_RTX.wrap_callback(self.progress)
         config.progress_monitor = monitor
-        parser = onnx_parser.parse_model(network, path, self.logger)
+        parser = parser_check.parse_model(network, path, self.logger)
         profiles = build.resolve(open_model(path).signature) if build.batch else ()
         configure.add_profiles(native, network, config, profiles, settings_, self.logger)
         if cache is not None:

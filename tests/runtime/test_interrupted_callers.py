@@ -21,10 +21,9 @@ import pytest
 import trt_engine
 from patience import HANG_S
 from trt_engine.errors import UsageError
-from trt_engine.runtime.context_pool import ContextPool
+from trt_engine.runtime.context_pool import ContextPool, Slot
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.runtime.prepared_context import PreparedContext
-from trt_engine.runtime.wait_queue import Slot
 
 pytestmark = [
     pytest.mark.skipif(sys.platform == "win32", reason="interrupts are sent by an interval timer"),

@@ -13,8 +13,7 @@ import pytest
 from patience import HANG_S
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, UsageError
 from trt_engine.protocols import RunnerBase
-from trt_engine.runtime.load_balancing import ReplicaState, UtilizationMonitor, resolve_strategy
-from trt_engine.runtime.replicas import Replicas
+from trt_engine.runtime.replicas import Replicas, ReplicaState, UtilizationMonitor, resolve_strategy
 from trt_engine.tensors import Signature, TensorSpec
 
 SPEC = TensorSpec("x", "float32", (-1, 3), ("batch", None))

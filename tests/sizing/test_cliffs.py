@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trt_engine.verbs.size.cliffs import THRESHOLD, advice, find_cliffs, scan_sizes
+from trt_engine.verbs.size.curve import THRESHOLD, advice, find_cliffs, scan_sizes
 
 
 def curve(peak: float, half: float) -> Callable[[int], float]:

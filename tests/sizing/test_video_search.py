@@ -14,7 +14,7 @@ from trt_engine.cli.main import run
 from trt_engine.config.streams import BatchPolicy
 from trt_engine.records.infer import VideoSource
 from trt_engine.records.streams import VideoRun
-from trt_engine.verbs.size import video_search
+from trt_engine.verbs.size import video_run
 from trt_engine.verbs.size.stream_worker import VideoRequest
 
 PARTS = {"decoder": 4.0, "pre-processing": 2.0, "engine": 1.0, "post-processing": 0.5, "host": 0.5}
@@ -31,7 +31,7 @@ def made_run(streams: int, share: float, *, busy: float = 1.9, others: float = 0
 def found_by(capacity: int, start: int, late: float = 0.01) -> list[VideoRun]:
     """The search over cameras that are served up to `capacity`, and 30 % late above it."""
     return list(
-        video_search.search(
+        video_run.search(
             lambda streams, number: made_run(streams, 0.0 if streams <= capacity else 0.3), late, start=start
         )
     )
@@ -55,7 +55,7 @@ def test_a_number_that_fails_its_second_run_is_given_up() -> None:
         lucky = streams == 6 and seen.count(6) == 1
         return made_run(streams, 0.0 if streams <= 5 or lucky else 0.3)
 
-    runs = list(video_search.search(measure, 0.01, start=6))
+    runs = list(video_run.search(measure, 0.01, start=6))
     assert seen.count(6) == 2 and seen[-1] == 5 and seen.count(5) == 2 and runs[-1].streams == 5
 
 
@@ -71,8 +71,8 @@ class Simulated:
 
 
 def concluded(runs: list[VideoRun], monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
-    monkeypatch.setattr(video_search, "core_count", lambda: 2)
-    return video_search.conclude(
+    monkeypatch.setattr(video_run, "core_count", lambda: 2)
+    return video_run.conclude(
         request(), runs, Simulated(), on_cpu=more.get("on_cpu", True), rates=more.get("rates", {})
     )  # type: ignore[arg-type]
 

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trt_engine.benchmark.log_parser import parse_log
+from trt_engine.benchmark.trtexec_style_log import parse_log
 
 LOGS = Path(__file__).parent / "logs"
 MARKER = "# --- log follows; a parser is fed only what is below this line ---\n"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from trt_engine.benchmark.log_parser import read_log
+from trt_engine.benchmark.trtexec_style_log import read_log
 from trt_engine.cli.main import run
 from trt_engine.trt.trtexec_log import layer_times, missing_success_signs, parse, parse_pools
 

@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 import onnx_models as models
-from trt_engine.benchmark.log_parser import read_log
+from trt_engine.benchmark.trtexec_style_log import read_log
 from trtexec.conftest import Done, Tool, Verb
 from trtexec.stand_in import V10, V11
 

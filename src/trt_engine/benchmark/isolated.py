@@ -25,7 +25,7 @@ from trt_engine.benchmark.query_trace import Progress
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import parse_device
-from trt_engine.device.host_memory import available_memory
+from trt_engine.device.host import available_memory
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, TrtEngineError
 from trt_engine.records.bench import BenchRecord

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trt_engine.device.host_memory import available_memory
+from trt_engine.device.host import available_memory
 from trt_engine.graph import typed_graph, walk
 from trt_engine.graph.edit_graph import free_name, inline_functions, read_tensor, replace_items
 from trt_engine.graph.shape_inference import type_string

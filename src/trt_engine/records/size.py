@@ -35,7 +35,7 @@ class CliffPoint:
     batch: int
     images_per_s: float
     expected_images_per_s: float | None
-    """Throughput interpolated from neighbours (`trt_engine.verbs.size.cliffs`); None without any."""
+    """Throughput interpolated from neighbours (`trt_engine.verbs.size.curve`); None without any."""
     cliff: bool
     """True when it fell short twice."""
     engine: str = ""

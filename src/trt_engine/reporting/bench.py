@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import UNSET
 
-from trt_engine.benchmark.log_writer import first_line, format_float
 from trt_engine.benchmark.stability import MIN_QUERIES, interval_pct
+from trt_engine.benchmark.trtexec_style_log import first_line, format_float
 from trt_engine.format import MIB, format_bytes, format_column, format_int, format_or_dash, join_names
 from trt_engine.records.bench import BenchRecord, LoggedTimes, LogReport, Protocol
 from trt_engine.records.percentiles import Summary, percentile, summarize

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from trt_engine.benchmark.log_writer import format_float
+from trt_engine.benchmark.trtexec_style_log import format_float
 from trt_engine.format import format_bytes, format_column, format_int, format_ms, format_or_dash
 from trt_engine.records.loadtest import LoadFigures, LoadGate, LoadtestRecord
 from trt_engine.records.percentiles import percentile

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from trt_engine.benchmark.stability import advice
 from trt_engine.format import join_names
-from trt_engine.reporting import bench, cameras, compare, loadtest, profile, size, streams, sweep
+from trt_engine.reporting import bench, compare, loadtest, profile, size, streams, sweep
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import Commands, KeyFigure, Links, Notice, ReportDocument, Section, clean
 from trt_engine.reporting.run_records import RECORD_FILES, RunRecords
@@ -120,7 +120,7 @@ def _sections(context: ReportContext) -> Iterator[Section | None]:
         yield from reversed(inside)
     yield profile.instruments_section(context, named)
     if run.size is not None:
-        yield cameras.cameras_section(run.size)
+        yield streams.cameras_section(run.size)
         yield streams.streams_section(run.size)
         yield size.cliffs_section(run.size)
         yield size.nvinfer_section(run.size)

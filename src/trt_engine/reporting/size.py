@@ -10,12 +10,11 @@ from trt_engine.backend import list_backends
 from trt_engine.format import format_difference, format_or_dash, format_streams
 from trt_engine.records.size import BatchResult, SizeReport
 from trt_engine.reporting.bench import confidence_note
-from trt_engine.reporting.cameras import cameras_line, cameras_section, interval_text
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import Block, Commands, KeyFigure, Notice, Paragraph, Section, make_facts
 from trt_engine.reporting.run_records import RunRecords
-from trt_engine.reporting.streams import streams_section
+from trt_engine.reporting.streams import cameras_line, cameras_section, interval_text, streams_section
 from trt_engine.reporting.tables import (
     make_table,
     measurement_columns,

@@ -12,10 +12,9 @@ from trt_engine.protocols import RunnerBase, Session
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.bound_call import BoundCall, BoundCallHome
 from trt_engine.runtime.context_pool import ContextPool
-from trt_engine.runtime.load_balancing import Strategy
 from trt_engine.runtime.prepared_context import select_profile
 from trt_engine.runtime.process_bound import ProcessBound
-from trt_engine.runtime.replicas import Replicas
+from trt_engine.runtime.replicas import Replicas, Strategy
 from trt_engine.tensors import Tensors
 
 log = logging.getLogger(__name__)

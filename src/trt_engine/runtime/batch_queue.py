@@ -1,4 +1,7 @@
-"""Queue of requests waiting for a batch, owned by the batcher thread; its limits in rows and bytes. Times are passed in."""
+"""Queue of requests waiting for a batch, owned by the batcher thread; its limits in rows and bytes. Times are passed in.
+
+`InferenceFuture` is what a caller gets for one of them.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import heapq
 import itertools
 import math
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Generator, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 from trt_engine.errors import Overloaded, UsageError
-from trt_engine.runtime.inference_future import InferenceFuture
 
 
 @dataclass(slots=True, eq=False)
@@ -276,3 +278,18 @@ class AdmissionControl:
         """Requests admitted, rejected, waiting; rows waiting."""
         with self._lock:
             return self._admitted, self._rejected, len(self._requests), self._rows
+
+
+T = TypeVar("T")
+
+
+class InferenceFuture(Future[T]):
+    """The outputs of a request: `result()`, `add_done_callback(...)`, or `await` in a coroutine of any event loop.
+
+    Cancelling a task that awaits it, as a timeout does, cancels a request that has not started.
+    """
+
+    def __await__(self) -> Generator[Any, None, T]:
+        import asyncio  # who awaits has it already; others start faster without
+
+        return asyncio.wrap_future(self).__await__()

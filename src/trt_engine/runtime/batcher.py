@@ -25,10 +25,9 @@ from trt_engine.config.profiles import Profile
 from trt_engine.config.runtime import Batching
 from trt_engine.errors import DeadlineExpired, DeviceLost, FeedError, Overloaded, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
-from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, Request
+from trt_engine.runtime.batch_queue import CLOSE, WORKER_FREE, AdmissionControl, BatchQueue, InferenceFuture, Request
 from trt_engine.runtime.batch_rows import DEFAULT_MAX_BATCH, BatchLayout, concat, row_count, split
 from trt_engine.runtime.batch_stats import BatchCounters, BatchStats
-from trt_engine.runtime.inference_future import InferenceFuture
 from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.tensors import Tensors
 

@@ -21,12 +21,12 @@ from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine, describe_io
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
+from trt_engine.runtime.batch_queue import InferenceFuture
 from trt_engine.runtime.batch_stats import BatchStats
 from trt_engine.runtime.batcher import Batcher
 from trt_engine.runtime.bound_call import BoundCall
 from trt_engine.runtime.context_pool import ContextPool, PoolStats
 from trt_engine.runtime.feeds import as_feed, is_device_array, random_feeds, shapes_of
-from trt_engine.runtime.inference_future import InferenceFuture
 from trt_engine.runtime.process_bound import ProcessBound
 from trt_engine.runtime.replicas import Replicas, ReplicaStats
 from trt_engine.runtime.stats import FOLD_MASK, RequestCounter

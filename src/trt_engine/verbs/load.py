@@ -27,7 +27,7 @@ from trt_engine.public_function import public_function
 from trt_engine.records.passport import Passport
 from trt_engine.runtime.assemble import assemble
 from trt_engine.runtime.inference_engine import InferenceEngine
-from trt_engine.runtime.load_balancing import Strategy, resolve_strategy
+from trt_engine.runtime.replicas import Strategy, resolve_strategy
 from trt_engine.tensors import suggest
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from filelock import FileLock, Timeout
 
 from trt_engine.atomic_io import os_error, read_bounded, write_atomic
-from trt_engine.backends.tensorrt import configure, cuda_driver, inspector, onnx_parser
+from trt_engine.backends.tensorrt import configure, cuda_driver, inspector, parser_check
 from trt_engine.backends.tensorrt.allocator import AllocationStats, CountingAllocator, DeviceMemory, clear_frames
 from trt_engine.backends.tensorrt.binding import TENSORRT, Binding, StreamWriter, dtype_name, lifecycle_lock
 from trt_engine.backends.tensorrt.build_progress import BuildProgress, run_in_thread
@@ -196,7 +196,7 @@ class BuildJob:
 
     def _parse(self, network: Any, config: Any) -> Any:
         looks = self.settings.dla_core is not None and self.binding.has_api("OnnxParser.set_builder_config")
-        return onnx_parser.parse_model(network, self.model.path, self.logger, config if looks else None)
+        return parser_check.parse_model(network, self.model.path, self.logger, config if looks else None)
 
     def _signature(self, network: Any) -> Signature:
         """The model's signature in the types of the network, whose names must be the model's."""

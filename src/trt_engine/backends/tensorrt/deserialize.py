@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from trt_engine.atomic_io import os_errors
-from trt_engine.backends.tensorrt import onnx_parser
+from trt_engine.backends.tensorrt import parser_check
 from trt_engine.backends.tensorrt.allocator import clear_frames
 from trt_engine.backends.tensorrt.binding import Binding, lifecycle_lock
 from trt_engine.backends.tensorrt.logger import TensorRtLogger
@@ -226,7 +226,7 @@ def refit(engine: Any, model: Path, logger: TensorRtLogger) -> int:
         raise EngineError(
             "the engine's weights cannot be replaced", hint="build it with `-O refit=identical` or `-O refit=all`"
         )
-    raw, trt = onnx_parser.model_bytes(model), logger.binding.trt
+    raw, trt = parser_check.model_bytes(model), logger.binding.trt
     try:
         with lifecycle_lock():
             refitter = trt.Refitter(engine, logger.native)
@@ -269,8 +269,8 @@ def _refit_with(refitter: Any, raw: bytes, model: Path, logger: TensorRtLogger) 
 
 
 def _refit_error(model: Path, parser: Any, logger: TensorRtLogger) -> Exception:
-    error = onnx_parser.unsupported_model_error(
-        model, onnx_parser.parser_errors(parser), logger, "cannot take the weights of"
+    error = parser_check.unsupported_model_error(
+        model, parser_check.parser_errors(parser), logger, "cannot take the weights of"
     )
     if isinstance(error, ModelError):
         error.hint = "give the ONNX the engine was built from: `-O refit_from=MODEL.onnx`"

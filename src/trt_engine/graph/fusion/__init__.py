@@ -18,10 +18,9 @@ from trt_engine.graph import walk
 from trt_engine.graph.fusion.attention import fuse_attention, fuse_standard_attention
 from trt_engine.graph.fusion.bias_gelu import compose_gelu, fuse_bias_gelu, fuse_quick_gelu
 from trt_engine.graph.fusion.fusion_graph import FusionGraph, has_valid_arity
-from trt_engine.graph.fusion.layer_norm import fuse_layer_norm
+from trt_engine.graph.fusion.layer_norm import NORMS, fuse_layer_norm, fuse_skip_layer_norm
 from trt_engine.graph.fusion.projection import fuse_patch_embedding
 from trt_engine.graph.fusion.rotary import fuse_rotary
-from trt_engine.graph.fusion.skip_layer_norm import NORMS, fuse_skip_layer_norm
 from trt_engine.records.inspect import Unfused
 
 log = logging.getLogger(__name__)

@@ -18,7 +18,7 @@ from onnx import TensorProto, helper
 
 from trt_engine.backends.onnxruntime.session import ERRORS, error_summary
 from trt_engine.device import info
-from trt_engine.device.host_memory import available_memory
+from trt_engine.device.host import available_memory
 from trt_engine.errors import MemoryExhausted, SetupError
 from trt_engine.profiling.peaks.probe import PeakProbe, TimedWork, time_calls
 

@@ -77,7 +77,7 @@ def command(path: Path | None, log_file: Path | None, log_format: str | None, dr
 
 
 def _print_report(record: BenchRecord, out: Path | None, log_format: str | None) -> None:
-    from trt_engine.benchmark.log_writer import render_log
+    from trt_engine.benchmark.trtexec_style_log import render_log
     from trt_engine.records.bench import BenchReport
     from trt_engine.run_folder import RECORDS
     from trt_engine.verbs.bench.run import LOG
@@ -91,7 +91,7 @@ def _print_log(log_file: Path, path: Path | None) -> int:
     """`--parse-log FILE`: exit code 0 for any parsed log."""
     if path is not None:
         raise UsageError("`--parse-log` reads a log and measures nothing", hint=f"leave `{path}` out")
-    from trt_engine.benchmark.log_parser import read_log
+    from trt_engine.benchmark.trtexec_style_log import read_log
 
     report, typed = read_log(log_file), options.command_line()
     doc = output.document("bench-log", report, command=typed) | {"invocation": typed}

@@ -15,8 +15,8 @@ from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.benchmark.bench_inputs import feeds_for
 from trt_engine.benchmark.closed_loop import measure
 from trt_engine.benchmark.isolated import measure_isolated
-from trt_engine.benchmark.log_writer import render_log
 from trt_engine.benchmark.stability import advice
+from trt_engine.benchmark.trtexec_style_log import render_log
 from trt_engine.config.bench import BenchConfig, BenchRunConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig

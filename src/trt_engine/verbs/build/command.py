@@ -58,7 +58,7 @@ def command(
         raise UsageError("no model is given", hint="`trt-engine build MODEL.onnx`")
     config = options.config_from(BuildConfig, values)
 
-    from trt_engine.verbs.build.report import build_report, planned_report
+    from trt_engine.verbs.build.each import build_report, planned_report
     from trt_engine.verbs.build.run import execute, plan
 
     target = f"{out}/" if out is not None and options.out_is_folder() else out

@@ -45,7 +45,7 @@ from trt_engine.records.base import Failure, write_document
 from trt_engine.records.bundle import BundleComponent, BundleConnection, BundleReport, BundleStep
 from trt_engine.store import Store
 from trt_engine.verbs.build import run as build
-from trt_engine.verbs.bundle import connections as connections_module
+from trt_engine.verbs.bundle import bundle_plan as connections_module
 from trt_engine.verbs.bundle.bundle_plan import LOGS, REPORT, TIMING_CACHE, BundlePlan, PlannedComponent, plan
 from trt_engine.verbs.bundle.bundle_report import (
     BuildLog,

@@ -8,7 +8,7 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping
 
-from trt_engine.verbs.migrate import requirements, shell, wrappers
+from trt_engine.verbs.migrate import python_values, requirements, shell
 from trt_engine.verbs.migrate.api_types import AMBIGUOUS, owner_classes, returned_type, type_of_name
 from trt_engine.verbs.migrate.python_values import Piece, Values, tool_of
 from trt_engine.verbs.migrate.rules import Rule, RuleSet
@@ -497,7 +497,7 @@ class _Scan(ast.NodeVisitor):
         method = node.func.attr if isinstance(node.func, ast.Attribute) else None
         if (name := last_name(node.func) or "") in _SAY or name.endswith(("Error", "Exception", "Warning")):
             self.handled |= {one for one in node.args if isinstance(one, ast.Constant | ast.JoinedStr | ast.BinOp)}
-        if (asked := wrappers.asked_precision(node, self.source.text)) is not None:
+        if (asked := python_values.asked_precision(node, self.source.text)) is not None:
             of_provider = (asked.arg or "").startswith("trt_")
             self._add_id("ort-precision-option" if of_provider else "wrapper-precision", asked)
         self.handled |= {item.value for item in node.keywords if item.arg in _SAID}
@@ -629,7 +629,7 @@ class _Scan(ast.NodeVisitor):
                 for hit in requirements.scan_installs(full, self.rules):
                     self._add(hit.rule, node, values=hit.values)
         if "yolo" in text or "export.py" in text:
-            for hit in wrappers.scan_wrappers(text, self.rules):
+            for hit in python_values.scan_wrappers(text, self.rules):
                 self._place_hit(hit, pieces, text)
         if "--" not in text:
             return

@@ -23,7 +23,7 @@ from trt_engine.format import library_reason
 from trt_engine.public_function import public_function
 from trt_engine.records.migrate import MigrateReport, MigrationFinding, SkippedFile
 from trt_engine.tensors import suggest
-from trt_engine.verbs.migrate import cpp_source, requirements, shell, wrappers
+from trt_engine.verbs.migrate import cpp_source, python_values, requirements, shell
 from trt_engine.verbs.migrate.config import MigrateConfig
 from trt_engine.verbs.migrate.python_source import scan_python
 from trt_engine.verbs.migrate.rules import RuleSet, all_rules, parse_release, rules_between
@@ -228,7 +228,7 @@ def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
     elif kind == "cpp":
         if cpp_source.may_concern(text):
             yield from cpp_source.scan_cpp(source, rules)
-        yield from wrappers.scan_options(text, rules)
+        yield from python_values.scan_options(text, rules)
     elif kind == "pbtxt":
         yield from scan_triton(text, rules)
     elif kind == "requirements":
@@ -474,7 +474,7 @@ def scan_commands(text: str, rules: RuleSet) -> list[Hit]:
     found = (
         list(shell.scan_text(text, rules)),
         requirements.scan_installs(text, rules),
-        wrappers.scan_wrappers(text, rules),
+        python_values.scan_wrappers(text, rules),
     )
     return [hit for hits in found for hit in hits]
 

@@ -22,13 +22,22 @@ from trt_engine.engine import Engine
 from trt_engine.errors import DeviceLost, Interrupted, MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.format import format_ms, format_number, format_percent
 from trt_engine.graph.load import open_model
-from trt_engine.profiling.attribution import Attribution, attribute, onnxruntime_node_spans, transfer_attribution
+from trt_engine.profiling.attribution import (
+    Attribution,
+    ModelWork,
+    attribute,
+    count_work,
+    layer_shares,
+    onnxruntime_node_spans,
+    precision_shares,
+    profile_layers,
+    transfer_attribution,
+)
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments import ncu as nsight_compute
 from trt_engine.profiling.instruments import nsys
 from trt_engine.profiling.instruments.capture import Capture, capture, instrument_status
-from trt_engine.profiling.kernels import category_shares, kernel_rows, time_breakdown
-from trt_engine.profiling.layer_profile import ModelWork, count_work, layer_shares, precision_shares, profile_layers
+from trt_engine.profiling.kernel_categories import category_shares, kernel_rows, time_breakdown
 from trt_engine.profiling.peaks.cache import device_peaks
 from trt_engine.profiling.roofline import ProfileFacts, describe_above_peak
 from trt_engine.profiling.timeline import write_timeline

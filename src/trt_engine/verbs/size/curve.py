@@ -1,4 +1,5 @@
-"""The latency curve of an engine: measured in a child process, kept in `curve.jsonl`, reused for the same engine."""
+"""The latency curve of an engine: measured in a child process, kept in `curve.jsonl`, reused for the same engine;
+and its cliffs, batch sizes that are much slower than neighbouring ones predict."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import dataclasses
 import datetime
 import logging
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +23,7 @@ from trt_engine.engine import Engine
 from trt_engine.environment import Environment
 from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, UsageError
 from trt_engine.records.base import append_record
+from trt_engine.records.size import CliffPoint
 from trt_engine.records.streams import CurvePoint, CurveSummary, FrameMemory
 from trt_engine.verbs.size.capacity import TurnTimes
 from trt_engine.verbs.size.simulation import ServiceTimes
@@ -282,3 +284,76 @@ def queue_limit(policy: BatchPolicy, service: ServiceTimes, deadline_s: float) -
     """`max_rows_waiting` that refuses only frames that would be late: what is served within the deadline."""
     served = service.rows_per_s(policy) * deadline_s
     return max(64 * policy.max_batch, int(served) + policy.max_batch)
+
+
+THRESHOLD = 0.8
+"""Fraction of the expected throughput below which a size, measured twice, is a cliff."""
+
+
+def scan_sizes(batch: int, width: int) -> tuple[int, ...]:
+    """The batch sizes to scan: `batch - width` to `batch + width`, at least 1."""
+    return tuple(range(max(1, batch - width), batch + width + 1))
+
+
+def expected_rate(batch: int, images_per_s: Mapping[int, float]) -> float | None:
+    """Throughput (images/s) predicted by the other sizes; None without others."""
+    suggestions = sorted(
+        (rate if other < batch else rate * batch / other for other, rate in images_per_s.items() if other != batch),
+        reverse=True,
+    )
+    if not suggestions:
+        return None
+    return suggestions[1] if len(suggestions) > 2 else suggestions[0]
+
+
+def find_cliffs(sizes: Sequence[int], measure: Callable[[int], float | None]) -> tuple[CliffPoint, ...]:
+    """Measure every size once, slow ones twice, and mark the cliffs.
+
+    `measure` returns images/s, or None for a size that is out of memory, which is omitted.
+    """
+    rates = {size: rate for size in sizes if (rate := measure(size)) is not None}
+    times = dict.fromkeys(rates, 1)
+    for size in [size for size in rates if _is_slow(size, rates)]:
+        log.info("batch %d delivers %.1f images/s, less than expected: measuring it again", size, rates[size])
+        again = measure(size)
+        if again is not None:
+            times[size] += 1
+            rates[size] = max(rates[size], again)
+    return tuple(
+        CliffPoint(
+            batch=size,
+            images_per_s=rates[size],
+            expected_images_per_s=expected_rate(size, rates),
+            cliff=times[size] > 1 and _is_slow(size, rates),
+            measured=times[size],
+        )
+        for size in rates
+    )
+
+
+def _is_slow(size: int, rates: Mapping[int, float]) -> bool:
+    suggested = expected_rate(size, rates)
+    return suggested is not None and rates[size] < THRESHOLD * suggested
+
+
+def advice(points: Sequence[CliffPoint]) -> str:
+    """One sentence: which sizes to avoid, which to prefer."""
+    good = [point.batch for point in points if not point.cliff and point.batch & (point.batch - 1) == 0]
+    prefer = f"prefer powers of two ({', '.join(map(str, good))})" if good else "prefer powers of two"
+    cliffs = [point.batch for point in points if point.cliff]
+    if not points:
+        return "the scan measured nothing"
+    if not cliffs:
+        return f"no cliff from batch {points[0].batch} to {points[-1].batch}; {prefer}"
+    return f"avoid batch {_format_ranges(cliffs)}; {prefer}"
+
+
+def _format_ranges(sizes: Sequence[int]) -> str:
+    """`17-19, 23`."""
+    runs: list[list[int]] = []
+    for size in sizes:
+        if runs and size == runs[-1][-1] + 1:
+            runs[-1].append(size)
+        else:
+            runs.append([size])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)

@@ -16,7 +16,7 @@ from trt_engine.atomic_io import os_error
 from trt_engine.backend import BackendSpec, with_default_device
 from trt_engine.config.build import BuildConfig
 from trt_engine.device import info, parse_device
-from trt_engine.device.host_memory import available_memory
+from trt_engine.device.host import available_memory
 from trt_engine.engine import Engine, passport_path
 from trt_engine.environment import distribution_version
 from trt_engine.errors import MemoryExhausted, ModelError, PrecisionError, SetupError, TrtEngineError, UsageError

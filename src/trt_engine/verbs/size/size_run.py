@@ -13,8 +13,8 @@ from typing import Any
 
 from trt_engine.atomic_io import ensure_folder, file_lock, write_atomic, write_json
 from trt_engine.benchmark.isolated import measure_isolated
-from trt_engine.benchmark.log_writer import render_log
 from trt_engine.benchmark.stability import advice
+from trt_engine.benchmark.trtexec_style_log import render_log
 from trt_engine.config.bench import BenchConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, passport_path
@@ -30,7 +30,7 @@ from trt_engine.records.streams import StreamCapacity, VideoCapacity
 from trt_engine.reporting.report import write_reports
 from trt_engine.verbs.build import run as build_module
 from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT, NvinferConfig, nvinfer_config
-from trt_engine.verbs.size import cliffs
+from trt_engine.verbs.size import curve
 from trt_engine.verbs.size.doubling import Doubling, images_per_s, peak_streams, queries_per_s
 from trt_engine.verbs.size.output_layout import OutputLayout
 from trt_engine.verbs.size.preflight import Preflight
@@ -319,7 +319,7 @@ class _SizeRun:
             return
         engine, record = self.doubling.succeeded[-1]
         top = record.batch
-        sizes = cliffs.scan_sizes(top, self.plan.config.scan_width)
+        sizes = curve.scan_sizes(top, self.plan.config.scan_width)
         log.info("scanning batch %d to %d; sizes above %d need a separate engine", sizes[0], sizes[-1], top)
         larger: Engine | None = None
         try:
@@ -344,13 +344,13 @@ class _SizeRun:
             log.info("scan: batch %d, %.1f images/s", batch, rate)
             return rate
 
-        found = cliffs.find_cliffs(sizes, measure)
+        found = curve.find_cliffs(sizes, measure)
         self.scan_points = tuple(
             replace(point, engine=used.path.name if (used := by_size[point.batch]) else "") for point in found
         )
-        log.info("%s", cliffs.advice(self.scan_points))
+        log.info("%s", curve.advice(self.scan_points))
         if any(point.cliff for point in self.scan_points):
-            self.warn(cliffs.advice(self.scan_points))
+            self.warn(curve.advice(self.scan_points))
 
     # -------------------------------------------------------------------------------------------- output
 
