@@ -10,6 +10,7 @@ import pytest
 
 import trt_engine as te
 from batch_jobs.conftest import ROWS, npy, shard
+from trt_engine.atomic_io import encode_json
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.errors import UsageError
@@ -100,7 +101,7 @@ def test_a_torn_journal_and_a_changed_part_are_done_again(engine: Path, inputs: 
     out.mkdir()
     batch._prepare(out, job)
     runner = PartRunner(job.work)
-    lines = [batch.encode_json(runner.run(part)) for part in job.parts]
+    lines = [encode_json(runner.run(part)) for part in job.parts]
     (out / batch.JOURNAL).write_bytes(b"\n".join(lines[:3]) + b"\n" + lines[3][:20])
     (out / part_name(1)).write_bytes(b"changed")
     assert sorted(planned(engine, inputs, out, part_rows=10).done) == [0, 2]

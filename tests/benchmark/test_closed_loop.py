@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trt_engine import errors
 from trt_engine.backend import get_backend
 from trt_engine.benchmark import closed_loop as loop_module
 from trt_engine.benchmark.bench_inputs import batch_of, feeds_for
@@ -20,12 +21,6 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Stream
 from trt_engine.device.host import HostDevice
 from trt_engine.engine import Engine
-from trt_engine.errors import (
-    BuildError,
-    Interrupted,
-    ProfileError,
-    TrtEngineError,
-)
 from trt_engine.protocols import Session
 from trt_engine.tensors import Signature, TensorSpec
 
@@ -164,7 +159,7 @@ class OnGpu(Direct):
 
     binds_resident = True
 
-    def __init__(self, engine: Engine, clock: Clock, *, refuses: TrtEngineError | None = None) -> None:
+    def __init__(self, engine: Engine, clock: Clock, *, refuses: errors.TrtEngineError | None = None) -> None:
         super().__init__(engine, clock, 5.0)
         self._refuses = refuses
         self.made: list[bool] = []
@@ -200,7 +195,7 @@ def test_a_gpus_library_is_measured_on_feeds_that_stay_there(
 
 
 def test_a_graph_the_library_refuses_is_said_and_left_out(engine: Engine, clock: Clock) -> None:
-    session = OnGpu(engine, clock, refuses=BuildError("a node is on the CPU"))
+    session = OnGpu(engine, clock, refuses=errors.BuildError("a node is on the CPU"))
     record = measure(session, engine, SHORT)
     assert record.compute_ms == pytest.approx((1.0,) * 25)
     assert not record.protocol.graph and "graph" in record.protocol.not_applicable
@@ -218,7 +213,7 @@ def test_ctrl_c_gives_back_what_was_measured(engine: Engine, clock: Clock) -> No
             raise KeyboardInterrupt
 
     session.at = press
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(errors.Interrupted) as caught:
         measure(session, engine, BenchConfig(duration_s=3600.0, warmup_s=0.0))
     partial: Any = caught.value.partial
     assert partial.queries == 17
@@ -240,7 +235,7 @@ def test_who_asks_to_stop_gets_an_incomplete_record(engine: Engine, clock: Clock
 
 def test_shapes_outside_the_profile_are_refused_before_anything_runs(engine: Engine, clock: Clock) -> None:
     session = Direct(engine, clock, 1.0)
-    with pytest.raises(ProfileError, match="profile 0 spans 1x3x16x16 to 4x3x16x16") as caught:
+    with pytest.raises(errors.ProfileError, match="profile 0 spans 1x3x16x16 to 4x3x16x16") as caught:
         measure(session, engine, dataclasses.replace(SHORT, batch=5))
     assert caught.value.exit_code == 2
     assert not session.fed

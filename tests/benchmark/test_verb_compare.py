@@ -16,15 +16,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import trt_engine as te
+from trt_engine import errors
 from trt_engine.config.bench import CompareConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import (
-    AccuracyError,
-    Interrupted,
-    ProfileError,
-    UnstableError,
-    UsageError,
-)
 from trt_engine.records.base import append_record
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.compare import CompareReport, CompareSide, Comparison, GateResult, Interval, MetricDifference
@@ -137,20 +131,22 @@ def test_outputs_of_another_shape_have_no_figure_and_fail_every_rule_about_outpu
 ) -> None:
     (against,) = run(engine, other_engine(tmp_path / "one", width=5), **SHORT).comparisons
     assert against.outputs_differ and against.outputs == () and "2x8 against 2x5" in against.outputs_note
-    with pytest.raises(AccuracyError, match=r"`y` is 2x8 against 2x5"):
+    with pytest.raises(errors.AccuracyError, match=r"`y` is 2x8 against 2x5"):
         te.compare(engine, other_engine(tmp_path, width=5), fail_if=["error:1e9"], **SHORT)
 
 
 def test_engines_of_other_inputs_or_on_other_devices_are_refused(made: Made, engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has the inputs 'z', .* has 'x'"):
+    with pytest.raises(errors.UsageError, match=r"has the inputs 'z', .* has 'x'"):
         run(engine, other_engine(tmp_path, rename="z"), **SHORT)
-    with pytest.raises(UsageError, match=r"device \(`cpu` against `fake:0`\).*protocol.clock"):
+    with pytest.raises(errors.UsageError, match=r"device \(`cpu` against `fake:0`\).*protocol.clock"):
         run(engine, made("fake"), **SHORT)
 
 
 def test_an_engine_that_does_not_take_the_others_input_is_named(engine: Engine, tmp_path: Path) -> None:
     small = build_engine(write_model(tmp_path / "small.onnx"), tmp_path, "onnxruntime", device="cpu", batch=(1, 1, 1))
-    with pytest.raises(ProfileError, match=f"`{re.escape(str(small.path))}` does not take the input of") as caught:
+    with pytest.raises(
+        errors.ProfileError, match=f"`{re.escape(str(small.path))}` does not take the input of"
+    ) as caught:
         run(engine, small, **SHORT)
     assert "--batch" in (caught.value.hint or "")
     run(engine, write_model(tmp_path / "bare.onnx"), **SHORT)  # which is built at the profile of the engine
@@ -230,7 +226,7 @@ def test_an_interruption_keeps_what_can_be_said_and_says_that_it_is_not_all(engi
         if at.done is not None and next(looks) == 7:
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(errors.Interrupted) as caught:
         te.compare(
             engine, engine, duration_s=0.6, restarts=12, progress=press, out=tmp_path, save_baseline=tmp_path / "b.json"
         )
@@ -243,7 +239,7 @@ def test_an_interruption_keeps_what_can_be_said_and_says_that_it_is_not_all(engi
         if at.done is not None:
             raise KeyboardInterrupt
 
-    with pytest.raises(Interrupted, match="too few for a result") as caught:
+    with pytest.raises(errors.Interrupted, match="too few for a result") as caught:
         te.compare(engine, engine, progress=at_once, **SHORT)
     assert caught.value.partial is None
 
@@ -252,7 +248,7 @@ def test_a_comparison_that_would_miss_much_is_not_stable(made: Made, engine: Eng
     noisy = [record_file(tmp_path / name, engine, scatter=1.0, seed=seed) for seed, name in enumerate("ab")]
     report = run(*noisy)
     assert not report.stable and "would likely be missed" in report.instability[0]
-    with pytest.raises(UnstableError):
+    with pytest.raises(errors.UnstableError):
         gate(report, strict=True)
     assert run(*[record_file(tmp_path / name, engine, scatter=0.01, seed=ord(name)) for name in "cd"]).stable
 
@@ -372,7 +368,7 @@ def test_records_that_were_measured_differently_are_refused_with_what_differs(
         for name, value in change.items()
     }
     append_record(tmp_path / "b.jsonl", dataclasses.replace(record, **inner))
-    with pytest.raises(UsageError, match=named) as caught:
+    with pytest.raises(errors.UsageError, match=named) as caught:
         run(str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl"))
     assert caught.value.exit_code == 2
 
@@ -385,7 +381,7 @@ def test_one_of_several_records_is_named_by_its_number_and_the_last_is_meant_wit
         append_record(path, record_of(engine, median_ms))
     report = run(f"{path}:1", str(path))
     assert 90 < report.comparisons[0].speed[0].slower_pct.value < 110
-    with pytest.raises(UsageError, match="has 3 records, no number 4"):
+    with pytest.raises(errors.UsageError, match="has 3 records, no number 4"):
         run(f"{path}:4", str(path))
 
 
@@ -400,9 +396,9 @@ def test_one_of_several_records_is_named_by_its_number_and_the_last_is_meant_wit
 )
 def test_what_is_no_record_is_told(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(errors.UsageError, match=message):
         run(str(tmp_path / "a.jsonl"), str(tmp_path / "a.jsonl"))
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(errors.UsageError, match="no such file"):
         run(str(tmp_path / "b.jsonl"), str(tmp_path / "a.jsonl"))
 
 
@@ -444,12 +440,12 @@ def test_a_baseline_of_another_machine_batch_or_protocol_is_refused_before_measu
 ) -> None:
     kept = tmp_path / "base.json"
     te.compare(engine, save_baseline=kept, **SHORT)
-    with pytest.raises(UsageError, match="batch"):
+    with pytest.raises(errors.UsageError, match="batch"):
         te.compare(engine, baseline=kept, batch=1, duration_s=3600)
     told = json.loads(kept.read_text())
     told["side"]["record"]["environment"]["cpu"] = "Another"
     kept.write_text(json.dumps(told))
-    with pytest.raises(UsageError, match=r"environment.cpu \(`Another` against"):
+    with pytest.raises(errors.UsageError, match=r"environment.cpu \(`Another` against"):
         te.compare(engine, baseline=kept, duration_s=3600)
 
 
@@ -459,9 +455,9 @@ def test_a_baseline_of_another_machine_batch_or_protocol_is_refused_before_measu
 )
 def test_what_is_no_baseline_is_told(engine: Engine, tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "b.json").write_bytes(content)
-    with pytest.raises(UsageError, match=message):
+    with pytest.raises(errors.UsageError, match=message):
         te.compare(engine, baseline=tmp_path / "b.json", **SHORT)
-    with pytest.raises(UsageError, match="no such file"):
+    with pytest.raises(errors.UsageError, match="no such file"):
         te.compare(engine, baseline=tmp_path / "c.json", **SHORT)
 
 
@@ -473,7 +469,7 @@ def test_what_is_no_baseline_is_told(engine: Engine, tmp_path: Path, content: by
     ["", "slower", "slower:3", "faster:3%", "slower:-3%", "p98-slower:3%", "error:3%", "error:-1", "error:1e999"],
 )
 def test_a_rule_that_cannot_be_read_is_refused_with_those_that_can(text: str) -> None:
-    with pytest.raises(UsageError, match="cannot read the rule") as caught:
+    with pytest.raises(errors.UsageError, match="cannot read the rule") as caught:
         parse_gates([text])
     assert "slower:3%" in (caught.value.hint or "")
 
@@ -489,7 +485,7 @@ def test_what_cannot_be_asked_is_refused(engine: Engine, tmp_path: Path) -> None
         ((engine, engine), {"lods": 5}, "unknown setting `lods`"),
         ((engine, engine), {"save_baseline": tmp_path}, "is a folder"),
     ):
-        with pytest.raises(UsageError, match=message):
+        with pytest.raises(errors.UsageError, match=message):
             run(*arguments, **values)
 
 
@@ -545,7 +541,7 @@ def test_the_folder_has_the_pages_that_report_makes_again(engine: Engine, tmp_pa
 
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "report.html").write_text("mine")
-    with pytest.raises(UsageError, match="was not written by trt-engine"):
+    with pytest.raises(errors.UsageError, match="was not written by trt-engine"):
         run(engine, engine, out=tmp_path / "mine", **SHORT)
 
 
@@ -561,7 +557,7 @@ def test_what_the_fewest_rounds_take_is_said_before_they_begin(
 
 
 def test_records_and_engines_are_not_mixed(engine: Engine, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="named together"):
+    with pytest.raises(errors.UsageError, match="named together"):
         run(record_file(tmp_path, engine), engine)
-    with pytest.raises(UsageError, match="no outputs"):
+    with pytest.raises(errors.UsageError, match="no outputs"):
         run(record_file(tmp_path, engine), record_file(tmp_path, engine), fail_if=["error:1"])

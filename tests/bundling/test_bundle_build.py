@@ -17,17 +17,9 @@ import rnnt_models as rnnt
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
+from trt_engine import errors
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import (
-    EngineError,
-    ModelError,
-    PrecisionError,
-    ProfileError,
-    ShapeError,
-    TrtEngineError,
-    UsageError,
-)
 from trt_engine.records.bundle import BundleReport
 from trt_engine.records.passport import NOT_VALIDATED
 from trt_engine.verbs.bundle.bundle_plan import plan
@@ -206,7 +198,9 @@ def test_a_second_run_builds_only_what_changed(exported: Path, tmp_path: Path) -
 # ------------------------------------------------------------------------------------------------ what goes wrong
 
 
-def refused(exported: Path, out: Path, kind: type[TrtEngineError] = ModelError, **arguments: Any) -> TrtEngineError:
+def refused(
+    exported: Path, out: Path, kind: type[errors.TrtEngineError] = errors.ModelError, **arguments: Any
+) -> errors.TrtEngineError:
     """The error of a bundle that must not begin."""
     with pytest.raises(kind) as told:
         te.bundle(exported, out, **arguments)
@@ -290,7 +284,7 @@ def test_an_encoder_the_other_way_round_is_turned_or_the_remedy_is_said(exported
 
 def test_sizes_that_can_never_meet_are_found_by_the_chain(exported: Path, tmp_path: Path) -> None:
     out = tmp_path / "engines"
-    with pytest.raises(ModelError) as told:
+    with pytest.raises(errors.ModelError) as told:
         te.bundle(exported, out, run=True, dims={"joint.T": (40, 64, 256)})
     assert "`joint.encoder_output` gets 1x32x32" in told.value.message and "--dim" in str(told.value.hint)
     document = on_disk(out)
@@ -305,7 +299,7 @@ def test_a_component_that_fails_leaves_the_others_and_the_report_says_which(expo
     components: dict[str, Any] = {name: {} for name in NAMES} | {"predictor": {"build": {"precision": "fp16"}}}
     rnnt.meta(exported.parent, components=components)
     rnnt.joint(exported.parent / "joint.onnx", location=None)  # comes after, and is built all the same
-    with pytest.raises(PrecisionError, match="component `predictor`"):
+    with pytest.raises(errors.PrecisionError, match="component `predictor`"):
         te.bundle(exported, out)
     document = on_disk(out)
     assert {item["name"]: item["status"] for item in document["components"]} == {
@@ -357,7 +351,7 @@ def test_a_model_that_changes_while_it_is_staged_is_not_built(exported: Path, tm
     data[100] ^= 1
     (exported.parent / "encoder.onnx.data").write_bytes(data)
     made = execute(planned)
-    assert isinstance(made.error, ModelError) and "changed while" in made.error.message
+    assert isinstance(made.error, errors.ModelError) and "changed while" in made.error.message
     assert states(made.report) == {"encoder": "failed", "predictor": "built", "joint": "built"}
 
 
@@ -365,14 +359,14 @@ def test_files_that_are_not_ours_are_left_alone_without_a_yes(exported: Path, tm
     out = tmp_path / "engines"
     out.mkdir()
     (out / "joint.engine.onnx").write_text("mine")
-    with pytest.raises(UsageError, match="--overwrite"):
+    with pytest.raises(errors.UsageError, match="--overwrite"):
         te.bundle(exported, out)
     (out / "build_report.json").write_text('{"tests": "mine"}')
-    with pytest.raises(UsageError, match="not a report of `bundle`"):
+    with pytest.raises(errors.UsageError, match="not a report of `bundle`"):
         te.bundle(exported, out)
     assert files_in(out) == {"joint.engine.onnx", "build_report.json"}
     assert te.bundle(exported, out, overwrite=True).complete
-    with pytest.raises(UsageError, match="is a file"):
+    with pytest.raises(errors.UsageError, match="is a file"):
         te.bundle(exported, exported)
 
 
@@ -403,25 +397,25 @@ def test_sizes_come_from_the_command_line_before_the_component_before_the_file(e
 @pytest.mark.parametrize(
     ("arguments", "kind", "said"),
     [
-        ({"dims": ["Q=3"]}, UsageError, "no model has a dynamic dimension `Q`"),
-        ({"dims": ["decoder.T=3"]}, UsageError, "`decoder.T`"),
-        ({"dims": ["T"]}, UsageError, "cannot read the dimension"),
-        ({"dims": ["T=a:b:c"]}, UsageError, "cannot read the range"),
-        ({"dims": {"T": (1, 2)}}, UsageError, "cannot read the range"),
-        ({"dims": ["T=::"]}, UsageError, "cannot read the range"),
-        ({"dims": ["T=64:32:256"]}, ProfileError, "not min <= opt <= max"),
-        ({"dims": ["T=::32"]}, ProfileError, "16:64:32"),
-        ({"profiles": ["audio_signal:1x128x16"]}, UsageError, "cannot read the profile"),
-        ({"profiles": ["decoder:x:1"]}, UsageError, "no component `decoder`"),
-        ({"profiles": ["encoder:x:1"]}, UsageError, "unknown input `x`"),
-        ({"profiles": ["encoder:audio_signal:1x80x16"]}, ShapeError, "does not match input"),
-        ({"profiles": ["joint:encoder_output:1x32x16"] * 2}, UsageError, "two profiles"),
-        ({"batch": "1:2:4"}, UsageError, "named dimensions"),
-        ({"presicion": "fp16"}, UsageError, "presicion"),
+        ({"dims": ["Q=3"]}, errors.UsageError, "no model has a dynamic dimension `Q`"),
+        ({"dims": ["decoder.T=3"]}, errors.UsageError, "`decoder.T`"),
+        ({"dims": ["T"]}, errors.UsageError, "cannot read the dimension"),
+        ({"dims": ["T=a:b:c"]}, errors.UsageError, "cannot read the range"),
+        ({"dims": {"T": (1, 2)}}, errors.UsageError, "cannot read the range"),
+        ({"dims": ["T=::"]}, errors.UsageError, "cannot read the range"),
+        ({"dims": ["T=64:32:256"]}, errors.ProfileError, "not min <= opt <= max"),
+        ({"dims": ["T=::32"]}, errors.ProfileError, "16:64:32"),
+        ({"profiles": ["audio_signal:1x128x16"]}, errors.UsageError, "cannot read the profile"),
+        ({"profiles": ["decoder:x:1"]}, errors.UsageError, "no component `decoder`"),
+        ({"profiles": ["encoder:x:1"]}, errors.UsageError, "unknown input `x`"),
+        ({"profiles": ["encoder:audio_signal:1x80x16"]}, errors.ShapeError, "does not match input"),
+        ({"profiles": ["joint:encoder_output:1x32x16"] * 2}, errors.UsageError, "two profiles"),
+        ({"batch": "1:2:4"}, errors.UsageError, "named dimensions"),
+        ({"presicion": "fp16"}, errors.UsageError, "presicion"),
     ],
 )
 def test_wrong_sizes_are_the_callers_mistake(
-    exported: Path, tmp_path: Path, arguments: dict[str, Any], kind: type[TrtEngineError], said: str
+    exported: Path, tmp_path: Path, arguments: dict[str, Any], kind: type[errors.TrtEngineError], said: str
 ) -> None:
     assert said in refused(exported, tmp_path / "engines", kind, **arguments).message
 
@@ -512,7 +506,7 @@ def test_what_is_wrong_with_a_bundle_is_said(exported: Path, tmp_path: Path) -> 
     text = "\n".join(state.problems)
     assert "`joint.engine.onnx` is not the engine of the report" in text and "component `encoder`" in text
     assert {link.matches for link in state.connections if link.producer == "encoder"} == {None}
-    with pytest.raises(EngineError, match="cannot be run as a whole"):
+    with pytest.raises(errors.EngineError, match="cannot be run as a whole"):
         look(out, run=True)
 
 
@@ -611,7 +605,7 @@ def test_what_a_library_says_of_the_staged_copy_is_said_of_the_model(tmp_path: P
         {"w": np.ones((5, 6), np.float32)}, location="a.bin",
     )  # fmt: skip
     (folder / "m.json").write_text('{"components": {"a": "a.onnx"}}')
-    with pytest.raises(TrtEngineError) as told:
+    with pytest.raises(errors.TrtEngineError) as told:
         te.bundle(folder / "m.json", tmp_path / "engines")
     assert told.value.exit_code in (4, 5) and str(folder / "a.onnx") in str(told.value)
     assert ".staged" not in str(told.value) + (tmp_path / "engines" / "build_report.json").read_text()
@@ -622,12 +616,12 @@ def test_a_dimension_without_a_name_or_a_range_says_how_to_give_one(pair: Path, 
     document = json.loads(pair.read_text())
     del document["dimensions"]
     pair.write_text(json.dumps(document))
-    error = refused(pair, tmp_path / "engines", ShapeError)
+    error = refused(pair, tmp_path / "engines", errors.ShapeError)
     assert "`items`" in error.message and "--dim items=" in str(error.hint)
     document["components"]["tower"] = "t.onnx"
     document["dimensions"] = {"items": 3}
     pair.write_text(json.dumps(document))
-    error = refused(pair, tmp_path / "engines", ShapeError)
+    error = refused(pair, tmp_path / "engines", errors.ShapeError)
     assert "dimension 1 has no range" in error.message and "--profile tower:x:" in str(error.hint)
 
 

@@ -16,12 +16,7 @@ from onnx.reference import ReferenceEvaluator
 
 from trt_engine.errors import ShapeError, UsageError
 from trt_engine.graph.edit_graph import pack, unpack
-from trt_engine.precision.formats import (
-    FORMATS,
-    emulate,
-    quantize,
-    search_clip_range,
-)
+from trt_engine.precision import formats
 
 E4M3, E2M1 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float4_e2m1fn)
 ONNX = {"int8": TensorProto.INT8, "fp8": TensorProto.FLOAT8E4M3FN, "int4": TensorProto.INT4}
@@ -71,7 +66,7 @@ def test_values_and_their_meaning_equal_onnx_reference(
     name: str, axis: int | None, block: int | None, opset: int
 ) -> None:
     data = weights((32, 64), seed=opset)
-    made = quantize(data, name, axis=axis, block=block)
+    made = formats.quantize(data, name, axis=axis, block=block)
     attributes = {"axis": axis} if axis is not None else {}
     attributes |= {"block_size": block} if block else {}
     expected = reference(
@@ -88,11 +83,11 @@ def test_values_and_their_meaning_equal_onnx_reference(
 
 @pytest.mark.parametrize("name", ["fp8", "int8"])
 def test_every_value_of_an_eight_bit_type_comes_back_as_itself(name: str) -> None:
-    form = FORMATS[name]
+    form = formats.FORMATS[name]
     every = np.arange(256, dtype=np.uint8).view(form.numpy)
     numbers = every.astype(np.float32)
     held = np.isfinite(numbers)
-    made = quantize(numbers[held], name, amax=form.largest)  # a scale of exactly 1
+    made = formats.quantize(numbers[held], name, amax=form.largest)  # a scale of exactly 1
     assert made.scales == 1
     np.testing.assert_array_equal(bits(made.values), bits(every[held]))
 
@@ -105,8 +100,8 @@ def test_halves_go_to_the_even_neighbour_and_all_between_to_the_nearest(name: st
 
     def nearest(numbers: Any) -> Any:
         rows = np.zeros((len(numbers), 16), np.float32)
-        rows[:, 0], rows[:, 1] = numbers, FORMATS[name].largest  # so that every block's scale is 1
-        return bits(quantize(rows, name, amax={"fp8": 448, "nvfp4": 6 * 448}[name]).values)[:, 0]
+        rows[:, 0], rows[:, 1] = numbers, formats.FORMATS[name].largest  # so that every block's scale is 1
+        return bits(formats.quantize(rows, name, amax={"fp8": 448, "nvfp4": 6 * 448}[name]).values)[:, 0]
 
     even = np.where(codes[:-1] % 2 == 0, codes[:-1], codes[1:])
     np.testing.assert_array_equal(nearest(middle), even)
@@ -118,8 +113,8 @@ def test_halves_go_to_the_even_neighbour_and_all_between_to_the_nearest(name: st
 def test_casts_equal_numpy_and_ml_dtypes_on_any_floats(array: Any) -> None:
     for name in ("fp16", "bf16"):
         with np.errstate(over="ignore"):
-            expected = array.astype(FORMATS[name].numpy)
-        np.testing.assert_array_equal(bits(quantize(array, name).values), bits(expected))
+            expected = array.astype(formats.FORMATS[name].numpy)
+        np.testing.assert_array_equal(bits(formats.quantize(array, name).values), bits(expected))
 
 
 # ------------------------------------------------------------------------------------------------ ends of the range
@@ -129,40 +124,40 @@ def test_casts_equal_numpy_and_ml_dtypes_on_any_floats(array: Any) -> None:
 def test_beyond_a_given_range_values_saturate_and_infinities_too(name: str, most: float) -> None:
     data = np.zeros(16, np.float32)
     data[:4] = [np.inf, -np.inf, 3e38, -3e38]
-    values = quantize(data, name, amax=1.0).values.astype(np.float32)
+    values = formats.quantize(data, name, amax=1.0).values.astype(np.float32)
     low = -128 if name == "int8" else -most
     assert values[:4].tolist() == [most, low, most, low]
 
 
 def test_mxfp8_never_saturates_and_never_wastes_a_power_of_two() -> None:
     data = weights((64, 64), spread=1e4)
-    made = quantize(data, "mxfp8")
+    made = formats.quantize(data, "mxfp8")
     largest = np.abs(made.values.astype(np.float32)).reshape(64, 2, 32).max(axis=-1)
     assert (largest <= 448).all() and (largest >= 224).all()
-    exact = quantize(np.full(32, 448.0 * 2**5, np.float32), "mxfp8")
+    exact = formats.quantize(np.full(32, 448.0 * 2**5, np.float32), "mxfp8")
     assert exact.scales.astype(np.float32).tolist() == [32]
-    above = quantize(np.full(32, np.nextafter(np.float32(448.0 * 2**5), np.float32(np.inf))), "mxfp8")
+    above = formats.quantize(np.full(32, np.nextafter(np.float32(448.0 * 2**5), np.float32(np.inf))), "mxfp8")
     assert above.scales.astype(np.float32).tolist() == [64]
 
 
 @pytest.mark.parametrize("name", ["int8", "fp8", "int4", "nvfp4", "mxfp8"])
 def test_a_group_of_zeros_has_the_scale_one_and_stays_zero(name: str) -> None:
-    form = FORMATS[name]
+    form = formats.FORMATS[name]
     data = weights((2, 128))
     data[0] = 0
-    made = quantize(data, name, axis=0 if form.granularity != "block" else 1)
+    made = formats.quantize(data, name, axis=0 if form.granularity != "block" else 1)
     assert (made.scales.astype(np.float32)[0] == 1).all()
     assert not made.dequantize()[0].any()
-    nothing = quantize(np.zeros((2, 128), np.float32), name)
+    nothing = formats.quantize(np.zeros((2, 128), np.float32), name)
     assert (nothing.effective_scales() == 1).all() and not nothing.dequantize().any()
 
 
-@pytest.mark.parametrize("name", [name for name, form in FORMATS.items() if form.granularity != "cast"])
+@pytest.mark.parametrize("name", [name for name, form in formats.FORMATS.items() if form.granularity != "cast"])
 @pytest.mark.parametrize("size", [1e-45, 1e-38, 1e-30, 1e-6, 1.0, 1e6, 1e30, 3e38])
 def test_scales_are_positive_and_finite_for_the_smallest_and_the_largest_numbers(name: str, size: float) -> None:
     data = (np.linspace(-1, 1, 256) * size).astype(np.float32).reshape(2, 128)
     data[1] *= np.float32(1e-5)
-    made = quantize(data, name)
+    made = formats.quantize(data, name)
     scales = made.effective_scales()
     assert np.isfinite(scales).all() and (scales > 0).all()
     back = made.dequantize()
@@ -174,7 +169,7 @@ def test_scales_are_positive_and_finite_for_the_smallest_and_the_largest_numbers
 def test_a_block_far_below_the_tensors_largest_keeps_the_least_block_scale() -> None:
     data = np.zeros(32, np.float32)
     data[0], data[16:] = 1.0, 1e-7
-    made = quantize(data, "nvfp4")
+    made = formats.quantize(data, "nvfp4")
     assert made.scales.astype(np.float32).tolist() == [448, 2.0**-9]
 
 
@@ -184,17 +179,17 @@ def test_what_is_not_finite_gives_no_range(name: str, bad: float) -> None:
     data = np.ones(128, np.float32)
     data[3] = bad
     with pytest.raises(UsageError, match=r"1 of 128 values are not finite|1 of 128 values are NaN"):
-        quantize(data, name)
+        formats.quantize(data, name)
     with pytest.raises(UsageError, match="1 of 128"):
-        search_clip_range(data, name)
+        formats.search_clip_range(data, name)
 
 
 def test_nan_stays_nan_in_fp8_and_is_refused_where_it_cannot_be_held() -> None:
     data = np.array([np.nan, 1, 2, 3] * 4, np.float32)
-    assert np.isnan(quantize(data, "fp8", amax=448).dequantize()).tolist() == [True, False, False, False] * 4
+    assert np.isnan(formats.quantize(data, "fp8", amax=448).dequantize()).tolist() == [True, False, False, False] * 4
     for name in ("int8", "nvfp4"):
         with pytest.raises(UsageError, match="4 of 16 values are NaN"):
-            quantize(data, name, amax=448)
+            formats.quantize(data, name, amax=448)
 
 
 # ------------------------------------------------------------------------------------------------ what is refused
@@ -214,7 +209,7 @@ def test_a_shape_that_does_not_fit_is_refused(
     name: str, shape: tuple[int, ...], axis: int | None, block: int | None, found: str
 ) -> None:
     with pytest.raises(ShapeError) as caught:
-        quantize(np.ones(shape, np.float32), name, axis=axis, block=block)
+        formats.quantize(np.ones(shape, np.float32), name, axis=axis, block=block)
     assert caught.value.message == found and caught.value.hint
 
 
@@ -236,16 +231,16 @@ def test_a_shape_that_does_not_fit_is_refused(
 )
 def test_settings_a_format_does_not_have_are_refused(name: str, wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError) as caught:
-        quantize(np.ones((2, 128), np.float32), name, **wrong)
+        formats.quantize(np.ones((2, 128), np.float32), name, **wrong)
     assert caught.value.hint
 
 
 def test_a_range_for_each_channel_must_be_one_for_each() -> None:
     data = weights((4, 8))
-    made = quantize(data, "int8", axis=0, amax=[1, 2, 3, 4])
+    made = formats.quantize(data, "int8", axis=0, amax=[1, 2, 3, 4])
     np.testing.assert_array_equal(made.scales, np.array([1, 2, 3, 4], np.float32) / np.float32(127))
     with pytest.raises(ShapeError, match="the range has the shape 3, expected 4"):
-        quantize(data, "int8", axis=0, amax=[1, 2, 3])
+        formats.quantize(data, "int8", axis=0, amax=[1, 2, 3])
 
 
 # ------------------------------------------------------------------------------------------------ bytes
@@ -268,8 +263,8 @@ def test_packed_bytes_are_onnx_raw_data_and_come_back(kind: str, size: int) -> N
 @pytest.mark.parametrize("name", ["int4", "nvfp4", "mxfp8", "int8", "fp8"])
 def test_the_clip_search_is_never_worse_in_any_group_and_better_where_it_matters(name: str) -> None:
     data = weights((128, 256), seed=3)
-    axis = -1 if FORMATS[name].granularity == "block" else 0
-    plain, searched = quantize(data, name, axis=axis), search_clip_range(data, name, axis=axis)
+    axis = -1 if formats.FORMATS[name].granularity == "block" else 0
+    plain, searched = formats.quantize(data, name, axis=axis), formats.search_clip_range(data, name, axis=axis)
     width = {"int4": 128, "nvfp4": 16, "mxfp8": 32}.get(name, 256)
 
     def errors(made: Any) -> Any:
@@ -285,8 +280,8 @@ def test_inputs_that_carry_more_keep_their_digits() -> None:
     data[:, 0] *= 20  # large weights of an input that carries nothing
     importance = np.ones(128)
     importance[0] = 0
-    weighed = search_clip_range(data, "int4", importance=importance)
-    plain = search_clip_range(data, "int4")
+    weighed = formats.search_clip_range(data, "int4", importance=importance)
+    plain = formats.search_clip_range(data, "int4")
     rest = np.s_[:, 1:]
     assert (
         np.square(weighed.dequantize()[rest] - data[rest]).sum()
@@ -297,7 +292,7 @@ def test_inputs_that_carry_more_keep_their_digits() -> None:
 @pytest.mark.parametrize("wrong", [np.ones(3), np.full(128, -1.0), np.full(128, np.nan)])
 def test_an_importance_that_fits_nothing_is_refused(wrong: Any) -> None:
     with pytest.raises(UsageError):
-        search_clip_range(weights((16, 128)), "int4", importance=wrong)
+        formats.search_clip_range(weights((16, 128)), "int4", importance=wrong)
 
 
 # ------------------------------------------------------------------------------------------------ any array
@@ -306,9 +301,10 @@ def test_an_importance_that_fits_nothing_is_refused(wrong: Any) -> None:
 def test_activations_keep_the_range_that_calibration_found() -> None:
     data = weights((4, 64))
     np.testing.assert_array_equal(
-        emulate(data, "int8", amax=2.0), np.clip(np.rint(data / np.float32(2 / 127)), -128, 127) * np.float32(2 / 127)
+        formats.emulate(data, "int8", amax=2.0),
+        np.clip(np.rint(data / np.float32(2 / 127)), -128, 127) * np.float32(2 / 127),
     )
-    dynamic = quantize(data, "nvfp4", amax=50.0)
+    dynamic = formats.quantize(data, "nvfp4", amax=50.0)
     assert dynamic.tensor_scale == np.float32(50 / 2688)
     assert np.abs(dynamic.dequantize() - data).max() < 1.0
 
@@ -317,7 +313,7 @@ def test_activations_keep_the_range_that_calibration_found() -> None:
 
 
 def test_floors_of_each_format_are_what_onnx_schemas_allow() -> None:
-    for name, form in FORMATS.items():
+    for name, form in formats.FORMATS.items():
         if form.granularity == "cast":
             continue
         kind = (

@@ -14,12 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from onnxruntime.quantization.calibrate import HistogramCollector
 
-from trt_engine.precision.calibrators import (
-    Histogram,
-    entropy_threshold,
-    mse_threshold,
-    percentile_threshold,
-)
+from trt_engine.precision import calibrators
 
 KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "normal": lambda rng, size: rng.normal(size=size),
@@ -31,7 +26,7 @@ KINDS: dict[str, Callable[[np.random.Generator, int], Any]] = {
     "sparse": lambda rng, size: np.where(rng.random(size) < 0.02, rng.normal(size=size), 0),
     "relu6": lambda rng, size: np.clip(3 * rng.normal(size=size), 0, 6),
 }
-THRESHOLDS = (entropy_threshold, mse_threshold, percentile_threshold)
+THRESHOLDS = (calibrators.entropy_threshold, calibrators.mse_threshold, calibrators.percentile_threshold)
 
 
 def activations(kind: str, seed: int = 0, count: int = 6, size: int = 3000) -> list[Any]:
@@ -39,9 +34,9 @@ def activations(kind: str, seed: int = 0, count: int = 6, size: int = 3000) -> l
     return [KINDS[kind](rng, size).astype(np.float32) for _ in range(count)]
 
 
-def counted(arrays: list[Any], bins: int = 2048) -> Histogram:
+def counted(arrays: list[Any], bins: int = 2048) -> calibrators.Histogram:
     """All of them over a range that is known."""
-    ours = Histogram(bins, limit=max(float(np.abs(array).max()) for array in arrays))
+    ours = calibrators.Histogram(bins, limit=max(float(np.abs(array).max()) for array in arrays))
     for array in arrays:
         ours.add(array)
     return ours
@@ -94,18 +89,18 @@ def published_entropy(counts: Any, edges: Any, levels: int = 128) -> float:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_entropy_is_the_published_rule_worked_out_bin_by_bin(kind: str) -> None:
-    widened = Histogram(256)
+    widened = calibrators.Histogram(256)
     for array in activations(kind):
         widened.add(array)
     for ours in (counted(activations(kind), bins=512), widened):
         edge = min(published_entropy(ours.counts, ours.edges()), ours.min_max.absmax)
-        assert entropy_threshold(ours) == pytest.approx(edge, rel=1e-9)
+        assert calibrators.entropy_threshold(ours) == pytest.approx(edge, rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["relu", "relu6", "sparse"])
 def test_entropy_does_not_let_exact_zeros_cut_a_relus_range(kind: str) -> None:
     arrays = activations(kind, size=30_000)
-    reach, largest = entropy_threshold(counted(arrays)), max(float(array.max()) for array in arrays)
+    reach, largest = calibrators.entropy_threshold(counted(arrays)), max(float(array.max()) for array in arrays)
     whole = np.concatenate(arrays)
     assert reach > 0.7 * largest
     assert squared_error(whole, reach) < 2 * squared_error(whole, largest)
@@ -116,7 +111,7 @@ def test_mse_is_within_a_fifth_of_the_least_squared_error_of_any_range(kind: str
     arrays = activations(kind, seed=5, size=10_000)
     whole, largest = np.concatenate(arrays), max(float(np.abs(array).max()) for array in arrays)
     least = min(squared_error(whole, largest * share) for share in np.linspace(0.02, 1, 200))
-    assert squared_error(whole, mse_threshold(counted(arrays))) <= 1.2 * least
+    assert squared_error(whole, calibrators.mse_threshold(counted(arrays))) <= 1.2 * least
 
 
 @pytest.mark.parametrize("percentile", [99.0, 99.9, 99.99, 99.999, 100.0])
@@ -125,14 +120,14 @@ def test_percentiles_are_within_a_bin_of_onnxruntimes_on_all_activations_at_once
     arrays = activations(kind, seed=2)
     theirs, _ = onnxruntime([arrays], percentile)
     ours = counted(arrays)
-    assert abs(percentile_threshold(ours, percentile) - theirs) <= ours.edges()[1] * 1.01
+    assert abs(calibrators.percentile_threshold(ours, percentile) - theirs) <= ours.edges()[1] * 1.01
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("threshold", [mse_threshold, percentile_threshold])
+@pytest.mark.parametrize("threshold", [calibrators.mse_threshold, calibrators.percentile_threshold])
 def test_a_widened_histogram_comes_within_5_per_cent_of_a_known_range(kind: str, threshold: Any) -> None:
     arrays = activations(kind, seed=3, size=20_000)
-    ours = Histogram(2048)
+    ours = calibrators.Histogram(2048)
     for array in arrays:
         ours.add(array)
     assert threshold(ours) == pytest.approx(threshold(counted(arrays)), rel=0.05)
@@ -140,7 +135,7 @@ def test_a_widened_histogram_comes_within_5_per_cent_of_a_known_range(kind: str,
 
 @given(st.lists(st.floats(1e-30, 1e30), min_size=1, max_size=8))
 def test_a_histogram_that_widens_loses_no_value_and_stays_small(sizes: list[float]) -> None:
-    ours, rng = Histogram(64), np.random.default_rng(0)
+    ours, rng = calibrators.Histogram(64), np.random.default_rng(0)
     for size in sizes:
         ours.add((rng.normal(size=50) * size).astype(np.float32))
         assert len(ours.counts) <= 16 * 64 + 1
@@ -149,7 +144,7 @@ def test_a_histogram_that_widens_loses_no_value_and_stays_small(sizes: list[floa
 
 
 def test_a_first_batch_of_zeros_is_widened_like_any_other() -> None:
-    ours = Histogram(64)
+    ours = calibrators.Histogram(64)
     ours.add(np.zeros(10, np.float32))
     ours.add(np.ones(10, np.float32))
     assert (ours.counts[0], ours.counts[-1], ours.counts.sum()) == (10, 10, 20)
@@ -158,10 +153,10 @@ def test_a_first_batch_of_zeros_is_widened_like_any_other() -> None:
 
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_nothing_and_nothing_but_zeros_have_the_threshold_zero(threshold: Any) -> None:
-    zeros = Histogram(2048)
+    zeros = calibrators.Histogram(2048)
     zeros.add(np.zeros(100, np.float32))
-    assert threshold(zeros) == 0 and threshold(Histogram(2048)) == 0
-    empty = Histogram(2048, limit=0.0)
+    assert threshold(zeros) == 0 and threshold(calibrators.Histogram(2048)) == 0
+    empty = calibrators.Histogram(2048, limit=0.0)
     empty.add(np.zeros((0, 3), np.float32))
     assert threshold(empty) == 0
 
@@ -170,6 +165,6 @@ def test_nothing_and_nothing_but_zeros_have_the_threshold_zero(threshold: Any) -
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 def test_one_value_alone_is_its_own_range_denormals_too(threshold: Any, value: float) -> None:
     array = np.full(50, value, np.float32)
-    for ours in (counted([array]), Histogram(2048)):
+    for ours in (counted([array]), calibrators.Histogram(2048)):
         ours.add(array)
         assert threshold(ours) == pytest.approx(abs(float(array[0])), rel=1e-3)

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 
 from trt_engine.cli.verbs_table import VERBS, command_module
 from trt_engine.environment import Environment
+from trt_engine.profiling import roofline
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments.capture import Capture
 from trt_engine.profiling.kernel_categories import time_breakdown
-from trt_engine.profiling.roofline import (
-    ABOVE_MEMORY_PEAK,
-    ABOVE_PEAK,
-    DATASHEET_SHARE,
-    MAX_LAUNCH_GAPS,
-    NEAR_COMPUTE,
-    ProfileFacts,
-    describe_above_peak,
-)
 from trt_engine.records.profile import (
     Activity,
     Bottleneck,
@@ -108,7 +100,7 @@ def judged(**facts: Any) -> Bottleneck:
         "engine": "model.engine",
     }
     given_ |= facts
-    return find_bottleneck(ProfileFacts(device_peaks=given_.pop("peaks"), **given_))
+    return find_bottleneck(roofline.ProfileFacts(device_peaks=given_.pop("peaks"), **given_))
 
 
 def on_cpu(**facts: Any) -> Bottleneck:
@@ -318,8 +310,8 @@ def _matrix_at(share: float, memory: float = 0.01, **facts: Any) -> Bottleneck:
 
 def test_against_a_data_sheet_limits_begin_lower_for_nothing_reaches_its_rates() -> None:
     sheet = limits(source="datasheet")
-    assert _matrix_at(NEAR_COMPUTE * DATASHEET_SHARE + 1e-6, peaks=sheet).bound == "compute"
-    assert _matrix_at(NEAR_COMPUTE * DATASHEET_SHARE - 1e-6, peaks=sheet).bound == "unknown"
+    assert _matrix_at(roofline.NEAR_COMPUTE * roofline.DATASHEET_SHARE + 1e-6, peaks=sheet).bound == "compute"
+    assert _matrix_at(roofline.NEAR_COMPUTE * roofline.DATASHEET_SHARE - 1e-6, peaks=sheet).bound == "unknown"
 
 
 def test_a_vit_measured_on_an_h200_is_compute_bound_with_much_left_to_better_kernels() -> None:
@@ -352,8 +344,8 @@ def test_a_vit_measured_on_an_h200_is_compute_bound_with_much_left_to_better_ker
 def test_bytes_from_a_cache_do_not_hide_that_arithmetic_is_the_limit() -> None:
     found = _matrix_at(0.6, 1.6)
     assert found.bound == "compute", found.summary
-    assert _matrix_at(NEAR_COMPUTE + 1e-6, ABOVE_MEMORY_PEAK + 1e-6).bound == "compute"
-    assert _matrix_at(NEAR_COMPUTE + 1e-6, ABOVE_MEMORY_PEAK - 1e-6).bound == "bandwidth"
+    assert _matrix_at(roofline.NEAR_COMPUTE + 1e-6, roofline.ABOVE_MEMORY_PEAK + 1e-6).bound == "compute"
+    assert _matrix_at(roofline.NEAR_COMPUTE + 1e-6, roofline.ABOVE_MEMORY_PEAK - 1e-6).bound == "bandwidth"
 
 
 def test_kernels_side_by_side_and_copies_beside_them_leave_the_idling_that_is_there() -> None:
@@ -391,13 +383,13 @@ def test_a_gap_of_a_few_launches_is_the_price_of_launching_and_a_longer_one_is_o
         split = TimeBreakdown(wall_ms=wall, busy_ms=0.3, kernels=100, gpu_ms=wall)
         return judged(split=split, kernels=(kernel("matrix", 0.3, 100),))
 
-    assert waiting(2.5 * MAX_LAUNCH_GAPS - 0.1).bound == "launch"
-    assert waiting(2.5 * MAX_LAUNCH_GAPS + 0.1).bound == "host"
+    assert waiting(2.5 * roofline.MAX_LAUNCH_GAPS - 0.1).bound == "launch"
+    assert waiting(2.5 * roofline.MAX_LAUNCH_GAPS + 0.1).bound == "host"
 
 
 def test_work_faster_than_its_ceiling_shows_that_the_ceiling_is_wrong_and_judges_nothing() -> None:
-    assert _matrix_at(ABOVE_PEAK - 0.01).bound == "compute"
-    found = _matrix_at(ABOVE_PEAK + 0.01)
+    assert _matrix_at(roofline.ABOVE_PEAK - 0.01).bound == "compute"
+    found = _matrix_at(roofline.ABOVE_PEAK + 0.01)
     assert (found.bound, found.confidence) == ("unknown", "none")
     assert "1.2 times the measured FP16 peak of this device" in found.summary
     assert found.command == "trt-engine doctor --peaks --remeasure --device cuda:0"
@@ -586,7 +578,7 @@ def faster(times: float, *, ms: float = 5.0) -> LayerProfile:
 
 def test_a_layer_faster_than_the_measured_peak_proves_that_peak_wrong() -> None:
     def above(layers: LayerProfile, peaks: DevicePeaks | None = None) -> str | None:
-        return describe_above_peak(layers, (), peaks or limits(), "fp16", "cuda:0")
+        return roofline.describe_above_peak(layers, (), peaks or limits(), "fp16", "cuda:0")
 
     assert above(faster(2.9)) == "conv7 computes at 290 % of the measured peak"
     assert above(faster(0.99)) is None

@@ -14,22 +14,11 @@ import onnx
 import pytest
 from planted import at, record
 
+from trt_engine import errors
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
-from trt_engine.errors import (
-    BuildError,
-    CapacityError,
-    Interrupted,
-    MemoryExhausted,
-    ModelError,
-    SetupError,
-    ShapeError,
-    TrtEngineError,
-    UnstableError,
-    UsageError,
-)
 from trt_engine.graph.load import open_model
 from trt_engine.records.bench import BenchRecord
 from trt_engine.verbs.size import size_plan, size_run
@@ -136,7 +125,7 @@ def test_the_document_on_disk_is_the_report_and_the_records_have_every_sample(
 
 def test_open_height_and_width_stop_with_the_option_to_add(make_model, measured, tmp_path: Path) -> None:
     path = make_model(height="height", width="width")
-    with pytest.raises(ShapeError, match=r"dimension 2 \(height\) and 3 \(width\) must be given") as refused:
+    with pytest.raises(errors.ShapeError, match=r"dimension 2 \(height\) and 3 \(width\) must be given") as refused:
         size(path, out=tmp_path / "out")
     assert "--shapes images:1x3x640x640" in str(refused.value.hint)
     assert not (tmp_path / "out").exists()
@@ -151,7 +140,7 @@ def test_a_model_that_changes_under_the_run_is_not_sized_as_it_was(make_model, m
     made = size_plan.plan(path, SizeConfig(out=tmp_path / "out"), BuildConfig())
     with path.open("ab") as file:
         file.write(onnx.ModelProto(doc_string="another").SerializeToString())
-    with pytest.raises(ModelError, match="changed during the run"):
+    with pytest.raises(errors.ModelError, match="changed during the run"):
         size_run.execute(made)
 
 
@@ -169,7 +158,7 @@ def test_a_fixed_batch_is_measured_once_at_its_own_size(make_model, measured, tm
 def test_out_of_memory_leaves_the_last_good_answer(make_model, measured, tmp_path: Path) -> None:
     def answer(engine: Engine, config: BenchConfig) -> BenchRecord:
         if config.batch is not None and config.batch > 8:
-            raise MemoryExhausted("out of memory", hint="less")
+            raise errors.MemoryExhausted("out of memory", hint="less")
         return at(10_000, config.batch or 1)
 
     measured(answer)
@@ -182,10 +171,10 @@ def test_out_of_memory_leaves_the_last_good_answer(make_model, measured, tmp_pat
 
 def test_nothing_fits_is_out_of_memory_with_a_partial_record(make_model, measured, tmp_path: Path) -> None:
     def answer(engine: Engine, config: BenchConfig) -> BenchRecord:
-        raise MemoryExhausted("out of memory", hint="less")
+        raise errors.MemoryExhausted("out of memory", hint="less")
 
     measured(answer)
-    with pytest.raises(MemoryExhausted):
+    with pytest.raises(errors.MemoryExhausted):
         size(make_model(), out=tmp_path / "out", max_batch=4)
     made = document(tmp_path / "out")
     assert (made["complete"], made["stop_reason"], made["out_of_memory"]) == (False, "failed", [4, 2, 1])
@@ -203,7 +192,7 @@ def test_ctrl_c_in_any_phase_leaves_what_is_known_and_no_half_engine(
 ) -> None:
     def answer(engine: Engine, config: BenchConfig) -> BenchRecord:
         if phase == f"measure b{config.batch}" or (phase == "scan" and (config.duration_s or 0) < 10):
-            raise Interrupted("interrupted", partial=replace(at(9000, config.batch or 1), complete=False))
+            raise errors.Interrupted("interrupted", partial=replace(at(9000, config.batch or 1), complete=False))
         return at(9000, config.batch or 1)
 
     def interrupted(*_: object, **__: object) -> Any:
@@ -215,7 +204,7 @@ def test_ctrl_c_in_any_phase_leaves_what_is_known_and_no_half_engine(
     if phase == "report":
         monkeypatch.setattr(size_run, "write_reports", interrupted)
     out = tmp_path / "out"
-    with pytest.raises(Interrupted, match=f"interrupted during {phase}") as stopped:
+    with pytest.raises(errors.Interrupted, match=f"interrupted during {phase}") as stopped:
         size(make_model(), out=out, start_batch=2, max_batch=4, scan=True)
     assert stopped.value.exit_code == 130
     assert "size.json" in str(stopped.value.hint)
@@ -243,10 +232,10 @@ def test_ctrl_c_in_the_preflight_keeps_the_results_of_an_earlier_run(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(size_run.Preflight, "run", interrupted)
-    with pytest.raises(Interrupted, match="interrupted during preflight"):
+    with pytest.raises(errors.Interrupted, match="interrupted during preflight"):
         size(path, out=out, max_batch=2)
     assert {item: item.read_bytes() for item in out.iterdir() if item.is_file()} == before
-    with pytest.raises(Interrupted):
+    with pytest.raises(errors.Interrupted):
         size(path, out=tmp_path / "fresh", max_batch=2)
     assert document(tmp_path / "fresh")["complete"] is False
 
@@ -258,13 +247,13 @@ def test_a_failed_build_leaves_its_log_and_what_was_measured(
 
     def build(plan: Any) -> Any:
         if "b4" in plan.out.name:
-            raise BuildError("no implementation for node `x`", hint="lower the level")
+            raise errors.BuildError("no implementation for node `x`", hint="lower the level")
         return execute(plan)
 
     monkeypatch.setattr(size_run.build_module, "execute", build)
     measured(flat(9000))
     out = tmp_path / "out"
-    with pytest.raises(BuildError, match="no implementation"):
+    with pytest.raises(errors.BuildError, match="no implementation"):
         size(make_model(), out=out, start_batch=2, max_batch=8)
     made = document(out)
     assert (made["complete"], made["stop_reason"], made["peak_streams"]) == (False, "failed", 300)
@@ -294,9 +283,9 @@ def test_a_scan_measures_sizes_above_n_on_an_engine_built_for_them(make_model, m
 def test_gates_speak_after_everything_is_written(make_model, measured, tmp_path: Path) -> None:
     measured(lambda engine, config: record(config.batch or 1, queries=30, stable=False))
     path = make_model()
-    with pytest.raises(UnstableError, match=r"batch 1: the mean drifts by 9 %"):
+    with pytest.raises(errors.UnstableError, match=r"batch 1: the mean drifts by 9 %"):
         size(path, out=tmp_path / "a", max_batch=2, strict=True)
-    with pytest.raises(CapacityError, match="2 streams at 30 fps, 3 required"):
+    with pytest.raises(errors.CapacityError, match="2 streams at 30 fps, 3 required"):
         size(path, out=tmp_path / "b", max_batch=2, min_streams=3)
     for folder in ("a", "b"):
         assert document(tmp_path / folder)["complete"] is True
@@ -322,7 +311,7 @@ def test_two_runs_do_not_write_into_one_folder(make_model, measured, tmp_path: P
     plan = size_plan.plan(path, SizeConfig(out=out, max_batch=2), BuildConfig())
 
     def second(engine: Engine, config: BenchConfig) -> BenchRecord:
-        with pytest.raises(SetupError, match="another `size` is writing"):
+        with pytest.raises(errors.SetupError, match="another `size` is writing"):
             size_run.execute(plan)
         return at(30, config.batch or 1)
 
@@ -335,22 +324,22 @@ def test_two_runs_do_not_write_into_one_folder(make_model, measured, tmp_path: P
 @pytest.mark.parametrize(
     ("settings", "kind", "match"),
     [
-        ({"fps": 0}, UsageError, "fps"),
-        ({"fps": -1.0}, UsageError, "fps"),
-        ({"max_batch": 0}, UsageError, "max-batch"),
-        ({"start_batch": 0}, UsageError, "start-batch"),
-        ({"duration_s": 0}, UsageError, "duration"),
-        ({"scan_width": 0}, UsageError, "scan-width"),
-        ({"batch": "1:2:4"}, UsageError, "sets the batch"),
-        ({"max_bach": 4}, UsageError, "no argument `max_bach`"),
-        ({"options": {"no_such": "1"}}, UsageError, "no_such"),
-        ({"backend": "no-such"}, UsageError, "unknown backend"),
-        ({"device": "cuda:99"}, TrtEngineError, "cuda"),
-        ({"shapes": {"image": (1, 3, 8, 8)}}, UsageError, "unknown input `image`"),
+        ({"fps": 0}, errors.UsageError, "fps"),
+        ({"fps": -1.0}, errors.UsageError, "fps"),
+        ({"max_batch": 0}, errors.UsageError, "max-batch"),
+        ({"start_batch": 0}, errors.UsageError, "start-batch"),
+        ({"duration_s": 0}, errors.UsageError, "duration"),
+        ({"scan_width": 0}, errors.UsageError, "scan-width"),
+        ({"batch": "1:2:4"}, errors.UsageError, "sets the batch"),
+        ({"max_bach": 4}, errors.UsageError, "no argument `max_bach`"),
+        ({"options": {"no_such": "1"}}, errors.UsageError, "no_such"),
+        ({"backend": "no-such"}, errors.UsageError, "unknown backend"),
+        ({"device": "cuda:99"}, errors.TrtEngineError, "cuda"),
+        ({"shapes": {"image": (1, 3, 8, 8)}}, errors.UsageError, "unknown input `image`"),
     ],
 )
 def test_wrong_settings_are_told_before_anything_is_written(
-    make_model, tmp_path: Path, settings: dict[str, Any], kind: type[TrtEngineError], match: str
+    make_model, tmp_path: Path, settings: dict[str, Any], kind: type[errors.TrtEngineError], match: str
 ) -> None:
     path = make_model()
     before = set(tmp_path.rglob("*"))

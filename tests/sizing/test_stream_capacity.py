@@ -20,25 +20,11 @@ from trt_engine.environment import Environment
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity
 from trt_engine.reporting.streams import _verification_table
+from trt_engine.verbs.size import capacity, stream_capacity
 from trt_engine.verbs.size.arrivals import Sources
-from trt_engine.verbs.size.capacity import (
-    StreamModel,
-    best_policy,
-    candidate_policies,
-    gpus_for,
-    resample,
-)
 from trt_engine.verbs.size.config import SizeConfig
 from trt_engine.verbs.size.curve import captured_sizes, grid_batches, keep_points, service_times, uses_graphs
 from trt_engine.verbs.size.size_plan import plan
-from trt_engine.verbs.size.stream_capacity import (
-    SOURCE,
-    check_settings,
-    decode_limit,
-    drive_request,
-    find_capacity,
-    verify,
-)
 from trt_engine.verbs.size.stream_run import _graph_sizes
 from trt_engine.verbs.size.stream_worker import DriveMessage
 
@@ -60,8 +46,8 @@ def points(
     return found
 
 
-def model(fps: float = 30.0, deadline_s: float = 0.05, late: float = 0.01, **more: int) -> StreamModel:
-    return StreamModel(service_times(points()), parse_mix(f"1@{fps}"), deadline_s, late, **more)
+def model(fps: float = 30.0, deadline_s: float = 0.05, late: float = 0.01, **more: int) -> capacity.StreamModel:
+    return capacity.StreamModel(service_times(points()), parse_mix(f"1@{fps}"), deadline_s, late, **more)
 
 
 def parse_mix(text: str) -> Sources:
@@ -85,7 +71,7 @@ def test_more_gpus_are_never_worse_and_one_less_is_late() -> None:
     wanted = parse_mix("300@30,100@5")
     shares = [one.late_share_of(wanted.share_of(gpus), policy) for gpus in range(1, 40)]
     assert all(after <= before + 0.004 for before, after in pairwise(shares))
-    found = gpus_for(one, wanted, policy, spare=2)
+    found = capacity.gpus_for(one, wanted, policy, spare=2)
     assert found is not None
     assert found.total == found.needed + 2
     assert shares[found.needed - 1] <= one.late < shares[found.needed - 2]
@@ -93,7 +79,7 @@ def test_more_gpus_are_never_worse_and_one_less_is_late() -> None:
 
 def test_the_best_policy_serves_no_fewer_than_any_other() -> None:
     one = model()
-    policy, streams = best_policy(one, candidate_policies(one.service, one.deadline_s))
+    policy, streams = capacity.best_policy(one, capacity.candidate_policies(one.service, one.deadline_s))
     assert one.late_share(streams, policy) <= one.late
     assert one.late_share(streams + 1, policy) > one.late
     for other in (BatchPolicy(1, 0.0), BatchPolicy(8, 5.0), BatchPolicy(32, 0.0), BatchPolicy(16, 10.0, 2)):
@@ -118,7 +104,7 @@ def config(**values: object) -> SizeConfig:
 
 
 def test_the_answer_has_its_interval_limit_and_settings() -> None:
-    found = find_capacity(points(), config(), images_per_s=1000.0).capacity
+    found = stream_capacity.find_capacity(points(), config(), images_per_s=1000.0).capacity
     assert 0 < found.low <= found.streams <= found.high
     assert found.streams <= found.upper_bound
     assert found.upper_bound == pytest.approx(1000 * 2 * 32 / (2**0.85 * 28.6) / 30, rel=0.02), "2 contexts at batch 32"
@@ -139,8 +125,8 @@ def test_the_answer_has_its_interval_limit_and_settings() -> None:
 @pytest.mark.slow
 def test_the_interval_holds_what_an_independent_curve_gives() -> None:
     """The turns of the curve differ by 2 %, so the interval is wider than one stream."""
-    found = find_capacity(points(), config(), images_per_s=1000.0).capacity
-    slower = find_capacity(points(factor=1.01), config(), images_per_s=1000.0).capacity
+    found = stream_capacity.find_capacity(points(), config(), images_per_s=1000.0).capacity
+    slower = stream_capacity.find_capacity(points(factor=1.01), config(), images_per_s=1000.0).capacity
     assert found.low <= slower.streams <= found.high
     assert found.low < found.high
 
@@ -154,7 +140,7 @@ def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:
     for _ in range(150):
         speeds = np.exp(rng.normal(0, 0.04, turns + 1))
         measured = {(4, 1): [(5.0 * speed * rng.gamma(400, 1 / 400, 60)).tolist() for speed in speeds[1:]]}
-        means = [resample(measured, rng).mean_s(4) for _ in range(40)]
+        means = [capacity.resample(measured, rng).mean_s(4) for _ in range(40)]
         low, high = np.quantile(means, [0.05, 0.95], method="weibull")
         inside += low <= 5e-3 * speeds[0] <= high
     assert 0.85 <= inside / 150 <= 0.95
@@ -165,17 +151,17 @@ def test_a_second_model_on_crops_takes_its_share_of_the_gpu(tmp_path: Path) -> N
     """Frames/s are at most those of both models' times added; `--interval` halves the frames and the crops."""
     path = tmp_path / "curve.jsonl"
     keep_points(path, points(factor=0.1))
-    alone = find_capacity(points(), config(), 1000.0).capacity
-    both = find_capacity(points(), config(crops=4, then=tmp_path), 1000.0).capacity
+    alone = stream_capacity.find_capacity(points(), config(), 1000.0).capacity
+    both = stream_capacity.find_capacity(points(), config(crops=4, then=tmp_path), 1000.0).capacity
     frame_ms = 2**0.85 / 2 * (28.6 / 32 + 4 * 0.1 * 28.6 / 32)  # of two contexts, in batches of 32
     assert both.upper_bound == pytest.approx(1e3 / frame_ms / 30, abs=1)
     assert 0.6 * alone.streams < both.streams < 0.8 * alone.streams and both.low <= both.streams <= both.high
     assert len(both.crop_curve) == len(both.curve) == len(alone.curve)
-    skipping = find_capacity(points(), config(crops=4, then=tmp_path, interval=1), 1000.0).capacity
+    skipping = stream_capacity.find_capacity(points(), config(crops=4, then=tmp_path, interval=1), 1000.0).capacity
     assert skipping.streams > 1.8 * both.streams and skipping.deepstream["interval"] == "1"
     other = [dataclasses.replace(point, device="cuda:0") for point in points()]
     with pytest.raises(UsageError, match="is not measured on `cuda:0`"):
-        find_capacity(other, config(crops=4, then=tmp_path), 1000.0)
+        stream_capacity.find_capacity(other, config(crops=4, then=tmp_path), 1000.0)
 
 
 def test_the_second_model_of_a_cascade_is_sized_first_with_the_same_limits_in_a_folder_of_its_own(
@@ -227,7 +213,7 @@ def test_a_cascade_is_measured_and_counted_in_one_run(tmp_path: Path) -> None:
 
 
 def test_no_stream_is_an_answer_with_its_reason() -> None:
-    found = find_capacity(points(), dataclasses.replace(config(), deadline_ms=2.0), 1000.0).capacity
+    found = stream_capacity.find_capacity(points(), dataclasses.replace(config(), deadline_ms=2.0), 1000.0).capacity
     assert (found.streams, found.low) == (0, 0)
     assert found.limit == "deadline"
     assert "batch 1 takes 3.7" in found.limit_reason
@@ -236,9 +222,9 @@ def test_no_stream_is_an_answer_with_its_reason() -> None:
 @pytest.mark.slow
 def test_upload_is_the_limit_where_frames_on_the_device_serve_more() -> None:
     both = [*points(), *points("device", factor=0.5)]
-    found = find_capacity(both, config(), 1000.0).capacity
+    found = stream_capacity.find_capacity(both, config(), 1000.0).capacity
     assert found.limit == "upload"
-    resident = find_capacity(both, config(frames="device"), 1000.0).capacity
+    resident = stream_capacity.find_capacity(both, config(frames="device"), 1000.0).capacity
     assert resident.streams > 1.5 * found.streams
     assert resident.limit != "upload"
 
@@ -247,32 +233,34 @@ def test_upload_is_the_limit_where_frames_on_the_device_serve_more() -> None:
 def test_decoders_limit_the_streams_and_the_gpus() -> None:
     fast = points(factor=0.1)
     wide = config(codec="h264", sources=parse_sources("1000@30"), policy=BatchPolicy(16, 5.0))
-    found = find_capacity(fast, wide, 10_000.0, gpu="NVIDIA A100-SXM4-80GB").capacity
+    found = stream_capacity.find_capacity(fast, wide, 10_000.0, gpu="NVIDIA A100-SXM4-80GB").capacity
     assert found.decode is not None
     assert found.streams == found.decode.streams == 5 * 771 // 30
     assert found.limit == "decode"
     assert found.mix == (SourceGroup(128, 30.0),)
     assert found.gpus is not None
     assert found.gpus.needed == 8, "1000 streams over 128"
-    assert find_capacity(fast, wide, 10_000.0, gpu="NVIDIA T1000").capacity.decode is None
+    assert stream_capacity.find_capacity(fast, wide, 10_000.0, gpu="NVIDIA T1000").capacity.decode is None
 
 
 def test_decoder_figures_name_their_source_and_are_not_guessed() -> None:
     mix = (SourceGroup(1, 30.0),)
-    found = decode_limit("NVIDIA L40S", "av1", mix)
+    found = stream_capacity.decode_limit("NVIDIA L40S", "av1", mix)
     assert found is not None
-    assert (found.decoders, found.frames_per_s, found.source) == (3, 3 * 1018, SOURCE)
-    assert decode_limit("NVIDIA L4", "hevc", mix).frames_per_s == 4 * 1641  # type: ignore[union-attr]
-    assert decode_limit("NVIDIA H200", "av1", mix) is None, "Hopper does not decode AV1"
-    assert decode_limit(None, "h264", mix) is None
+    assert (found.decoders, found.frames_per_s, found.source) == (3, 3 * 1018, stream_capacity.SOURCE)
+    assert stream_capacity.decode_limit("NVIDIA L4", "hevc", mix).frames_per_s == 4 * 1641  # type: ignore[union-attr]
+    assert stream_capacity.decode_limit("NVIDIA H200", "av1", mix) is None, "Hopper does not decode AV1"
+    assert stream_capacity.decode_limit(None, "h264", mix) is None
 
 
 def test_verification_compares_the_same_arrivals() -> None:
-    answer = find_capacity(points(), config(policy=parse_policy("16,17ms")), 1000.0)
-    request = drive_request(answer, 5.0)
+    answer = stream_capacity.find_capacity(points(), config(policy=parse_policy("16,17ms")), 1000.0)
+    request = stream_capacity.drive_request(answer, 5.0)
     assert len(request.times_s) == pytest.approx(5 * 30 * answer.capacity.streams, rel=0.01)
     batches = [(rows, 2 * answer.model.service.mean_s(rows)) for rows in (1, 2)]
-    good = verify(answer, request, DriveMessage([0.010] * len(request.times_s), batches), 5.0).verification
+    good = stream_capacity.verify(
+        answer, request, DriveMessage([0.010] * len(request.times_s), batches), 5.0
+    ).verification
     assert good is not None
     assert (good.late, good.dropped, good.passed) == (0, 0, True)
     assert good.predicted_p50_ms > 3
@@ -282,7 +270,7 @@ def test_verification_compares_the_same_arrivals() -> None:
         [*_verification_table(dataclasses.replace(answer.capacity, verification=good))]
     )
     latencies = [0.010] * (len(request.times_s) - 80) + [None] * 70 + [0.2] * 10
-    bad = verify(answer, request, DriveMessage(latencies, []), 5.0).verification
+    bad = stream_capacity.verify(answer, request, DriveMessage(latencies, []), 5.0).verification
     assert bad is not None
     assert (bad.late, bad.dropped, bad.passed) == (10, 70, False)
     assert bad.observed_batch_ms is None
@@ -316,7 +304,7 @@ def test_the_grid_ends_with_the_engines_batch() -> None:
 def test_sizes_measured_with_graphs_are_those_to_paste() -> None:
     """Frames on the device are measured alone: they have no sizes that batches are padded to."""
     captured = [dataclasses.replace(point, graphs="on") for point in points()]
-    found = find_capacity([*captured, *points("device")], config(policy=BatchPolicy(8, 5.0)), 1000.0)
+    found = stream_capacity.find_capacity([*captured, *points("device")], config(policy=BatchPolicy(8, 5.0)), 1000.0)
     assert found.capacity.batching.startswith("te.load(engine, contexts=1, graphs=(1, 2, 4, 8), batching=te.Batching(")
     assert found.graphs == (1, 2, 4, 8)
     assert found.model.service.mean_s(5) == found.model.service.mean_s(8)
@@ -326,7 +314,9 @@ def test_sizes_measured_with_graphs_are_those_to_paste() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("graphs", ["", "none: the CPU runs `NonZero`"])
 def test_without_graphs_nothing_is_padded_and_none_are_recommended(graphs: str) -> None:
-    found = find_capacity([dataclasses.replace(point, graphs=graphs) for point in points()], config(), 1000.0)
+    found = stream_capacity.find_capacity(
+        [dataclasses.replace(point, graphs=graphs) for point in points()], config(), 1000.0
+    )
     assert "graphs" not in found.capacity.batching and found.graphs == ()
     service = found.model.service
     assert service.mean_s(4) < service.mean_s(6) < service.mean_s(8)
@@ -375,4 +365,4 @@ def test_graphs_are_for_gpus_and_not_against_the_users_will() -> None:
 )
 def test_settings_without_effect_are_refused(values: dict[str, object], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_settings(SizeConfig(**values))  # type: ignore[arg-type]
+        stream_capacity.check_settings(SizeConfig(**values))  # type: ignore[arg-type]

@@ -4,25 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from trt_engine.trt.versions import (
-    ARCHITECTURES,
-    COMPUTE_CAPABILITY,
-    Version,
-    can_load_plan,
-    cuda_majors,
-    driver_branch,
-    min_driver_branch,
-    parse_capability,
-    precision_since,
-    supported_versions_text,
-    supports,
-    wheel_for_gpu,
-    wheel_spec,
-)
+from trt_engine.trt import versions
 
 
-def v(text: str) -> Version:
-    found = Version.parse(text)
+def v(text: str) -> versions.Version:
+    found = versions.Version.parse(text)
     assert found is not None
     return found
 
@@ -40,14 +26,14 @@ def v(text: str) -> Version:
     ],
 )
 def test_a_version_is_read_as_far_as_it_is_one(text: str, parts: tuple[int, ...] | None) -> None:
-    found = Version.parse(text)
+    found = versions.Version.parse(text)
     assert (found.parts if found else None) == parts
 
 
 def test_the_number_of_a_banner_is_the_version_before_and_after_ten() -> None:
-    told = [str(Version.from_number(number)) for number in (8502, 8601, 9300, 100001, 101600, 110400)]
+    told = [str(versions.Version.from_number(number)) for number in (8502, 8601, 9300, 100001, 101600, 110400)]
     assert told == ["8.5.2", "8.6.1", "9.3.0", "10.0.1", "10.16.0", "11.4.0"]
-    assert str(Version.from_number(101601, 11)) == "10.16.1.11"
+    assert str(versions.Version.from_number(101601, 11)) == "10.16.1.11"
 
 
 @pytest.mark.parametrize(
@@ -70,7 +56,7 @@ def test_the_number_of_a_banner_is_the_version_before_and_after_ten() -> None:
 def test_plans_move_between_versions_only_where_that_is_promised(
     built: str, here: str, compatible: bool, runs: bool
 ) -> None:
-    assert can_load_plan(v(here), v(built), version_compatible=compatible) is runs
+    assert versions.can_load_plan(v(here), v(built), version_compatible=compatible) is runs
 
 
 @pytest.mark.parametrize(
@@ -98,24 +84,27 @@ def test_plans_move_between_versions_only_where_that_is_promised(
     ],
 )
 def test_each_tensorrt_has_its_gpus_and_unknown_is_not_yes(version: str, gpu: str, known: bool | None) -> None:
-    parsed = parse_capability(gpu)
+    parsed = versions.parse_capability(gpu)
     assert parsed is not None
-    assert supports(v(version), parsed) is known
+    assert versions.supports(v(version), parsed) is known
 
 
 def test_every_fact_about_gpus_names_its_source_and_no_capability_stands_twice() -> None:
-    assert all(row.source for row in ARCHITECTURES)
-    every = [item for row in ARCHITECTURES for item in row.capabilities]
+    assert all(row.source for row in versions.ARCHITECTURES)
+    every = [item for row in versions.ARCHITECTURES for item in row.capabilities]
     assert len(every) == len(set(every))
-    assert supported_versions_text((7, 0)) == "before 10.5" and supported_versions_text((12, 0)) == "10.8 or newer"
-    assert supported_versions_text((99, 0)) is None
+    assert (
+        versions.supported_versions_text((7, 0)) == "before 10.5"
+        and versions.supported_versions_text((12, 0)) == "10.8 or newer"
+    )
+    assert versions.supported_versions_text((99, 0)) is None
 
 
 def test_a_compute_capability_is_read_in_both_spellings() -> None:
-    assert [parse_capability(text) for text in ("9.0", "sm_90", "sm_90a", "SM120", "12.0")] == [
+    assert [versions.parse_capability(text) for text in ("9.0", "sm_90", "sm_90a", "SM120", "12.0")] == [
         (9, 0), (9, 0), (9, 0), (12, 0), (12, 0),
     ]  # fmt: skip
-    assert parse_capability("Hopper") is parse_capability("") is None
+    assert versions.parse_capability("Hopper") is versions.parse_capability("") is None
 
 
 @pytest.mark.parametrize(
@@ -128,24 +117,24 @@ def test_a_compute_capability_is_read_in_both_spellings() -> None:
 def test_a_precision_needs_the_gpu_and_the_tensorrt_that_have_it(
     precision: str, least: tuple[int, int], since: str | None
 ) -> None:
-    assert COMPUTE_CAPABILITY[precision] == least
-    assert precision_since(precision) == (None if since is None else Version.parse(since))
+    assert versions.COMPUTE_CAPABILITY[precision] == least
+    assert versions.precision_since(precision) == (None if since is None else versions.Version.parse(since))
 
 
 def test_the_wheel_is_the_one_the_driver_can_serve() -> None:
-    assert wheel_spec(v("11.4.0.106")) == '"tensorrt-cu13==11.4.0.*"'
-    assert wheel_spec(v("11.4.0.106"), "580.159.03") == '"tensorrt-cu13==11.4.0.*"'
-    assert wheel_spec(v("11.4.0.106"), "550.54.15") == '"tensorrt-cu12==11.4.0.*"'
-    assert wheel_spec(v("10.3.0.26"), "580.159.03") == '"tensorrt-cu12==10.3.0.*"'
-    assert wheel_spec(v("8.6.1.6")) == '"tensorrt==8.6.1"'
+    assert versions.wheel_spec(v("11.4.0.106")) == '"tensorrt-cu13==11.4.0.*"'
+    assert versions.wheel_spec(v("11.4.0.106"), "580.159.03") == '"tensorrt-cu13==11.4.0.*"'
+    assert versions.wheel_spec(v("11.4.0.106"), "550.54.15") == '"tensorrt-cu12==11.4.0.*"'
+    assert versions.wheel_spec(v("10.3.0.26"), "580.159.03") == '"tensorrt-cu12==10.3.0.*"'
+    assert versions.wheel_spec(v("8.6.1.6")) == '"tensorrt==8.6.1"'
 
 
 def test_drivers_and_cuda_are_answered_from_what_is_published() -> None:
-    assert min_driver_branch(v("11.4.0"), 13) == 580
-    assert min_driver_branch(v("11.4.0"), 12) == 535
-    assert min_driver_branch(v("10.3.0"), 12) == 525
-    assert min_driver_branch(None, 14) is None
-    assert cuda_majors(v("11.4.0")) == (12, 13) and cuda_majors(v("10.3.0")) == (11, 12)
+    assert versions.min_driver_branch(v("11.4.0"), 13) == 580
+    assert versions.min_driver_branch(v("11.4.0"), 12) == 535
+    assert versions.min_driver_branch(v("10.3.0"), 12) == 525
+    assert versions.min_driver_branch(None, 14) is None
+    assert versions.cuda_majors(v("11.4.0")) == (12, 13) and versions.cuda_majors(v("10.3.0")) == (11, 12)
 
 
 @pytest.mark.parametrize(
@@ -166,11 +155,11 @@ def test_drivers_and_cuda_are_answered_from_what_is_published() -> None:
 def test_the_wheel_for_a_gpu_is_one_that_runs_on_it_and_on_the_driver(
     of: tuple[int, int], driver: str | None, expected: str | None
 ) -> None:
-    assert wheel_for_gpu(of, driver) == expected
+    assert versions.wheel_for_gpu(of, driver) == expected
 
 
 @pytest.mark.parametrize(
     ("driver", "branch"), [("580.159.03", 580), ("580", 580), (None, None), ("", None), ("N/A", None)]
 )
 def test_the_branch_of_a_driver_is_its_first_number(driver: str | None, branch: int | None) -> None:
-    assert driver_branch(driver) == branch
+    assert versions.driver_branch(driver) == branch

@@ -7,14 +7,7 @@ from typing import Any
 
 import pytest
 
-from trt_engine.backends.trtexec.command_line import (
-    BuildFiles,
-    CommandLine,
-    build_command,
-    format_shapes,
-    is_pool_size_different,
-    run_command,
-)
+from trt_engine.backends.trtexec import command_line
 from trt_engine.backends.trtexec.program import Program
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.profiles import Profile, ShapeRange
@@ -49,11 +42,13 @@ def trtexec(version: tuple[int, int, int]) -> Program:
     return Program(Path("trtexec"), version, None, frozenset())
 
 
-def made(version: tuple[int, int, int], *, kinds: tuple[str, ...] = ("fp32",), **options: str) -> CommandLine:
+def made(
+    version: tuple[int, int, int], *, kinds: tuple[str, ...] = ("fp32",), **options: str
+) -> command_line.CommandLine:
     config = BuildConfig(backend="trtexec", device="cuda:1", profiles=(PROFILE,), workspace_mib=8192)
-    return build_command(
+    return command_line.build_command(
         trtexec(version), config, parse(options), SIGNATURE,
-        BuildFiles(Path("/m.onnx"), Path("/m.engine"), Path("/l.json"), Path("/t.cache")), dtypes=kinds,
+        command_line.BuildFiles(Path("/m.onnx"), Path("/m.engine"), Path("/l.json"), Path("/t.cache")), dtypes=kinds,
     )  # fmt: skip
 
 
@@ -117,10 +112,10 @@ def test_several_profiles_are_passed_from_9_on_and_refused_before(version: Any) 
         ]
 
 
-def built(version: tuple[int, int, int], config: BuildConfig) -> CommandLine:
-    return build_command(
+def built(version: tuple[int, int, int], config: BuildConfig) -> command_line.CommandLine:
+    return command_line.build_command(
         trtexec(version), config, parse({}), SIGNATURE,
-        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",),
+        command_line.BuildFiles(Path("m"), Path("e")), dtypes=("fp32",),
     )  # fmt: skip
 
 
@@ -188,17 +183,17 @@ def test_a_budget_is_passed_in_bytes(budget: str, word: str) -> None:
     assert f"--weightStreamingBudget={word}" in words and "--allowWeightStreaming" in words
 
 
-def running(version: tuple[int, int, int], **options: str) -> CommandLine:
+def running(version: tuple[int, int, int], **options: str) -> command_line.CommandLine:
     given = {"x": (2, 3), "fixed": (2, 2)}
-    return run_command(
+    return command_line.run_command(
         trtexec(version), parse(options), SIGNATURE, given, engine=Path("/m.engine"), device="cuda:0", profile=0
     )
 
 
 def test_names_and_scalars_are_written_as_trtexec_reads_them() -> None:
-    assert format_shapes({"a": (1, 3), "in:0": (2,), "s": ()}) == "a:1x3,'in:0':2,s:scalar"
+    assert command_line.format_shapes({"a": (1, 3), "in:0": (2,), "s": ()}) == "a:1x3,'in:0':2,s:scalar"
     with pytest.raises(UsageError, match="cannot be written"):
-        format_shapes({"it's:0": (1,)})
+        command_line.format_shapes({"it's:0": (1,)})
 
 
 @pytest.mark.parametrize(
@@ -210,7 +205,7 @@ def test_names_and_scalars_are_written_as_trtexec_reads_them() -> None:
     ],
 )  # fmt: skip
 def test_a_pool_that_was_read_otherwise_is_seen(asked: float, found: float | None, pool: str, differs: bool) -> None:
-    assert is_pool_size_different(asked, found, pool) is differs
+    assert command_line.is_pool_size_different(asked, found, pool) is differs
 
 
 def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out() -> None:
@@ -223,9 +218,9 @@ def test_weights_that_only_the_bindings_replace_are_refused_and_never_left_out()
 def test_the_workspace_is_never_more_than_the_memory_of_the_gpu_where_that_is_known(
     gpu_mib: int | None, word: int
 ) -> None:
-    found = build_command(
+    found = command_line.build_command(
         trtexec((10, 16, 1)), BuildConfig(backend="trtexec", device="cuda:0"), parse({}), SIGNATURE,
-        BuildFiles(Path("m"), Path("e")), dtypes=("fp32",), gpu_mib=gpu_mib,
+        command_line.BuildFiles(Path("m"), Path("e")), dtypes=("fp32",), gpu_mib=gpu_mib,
     )  # fmt: skip
     assert f"--memPoolSize=workspace:{word}" in found.arguments and found.pools_mib == {"workspace": word}
     assert not any("workspace" in text for text in found.warnings)

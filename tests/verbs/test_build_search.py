@@ -15,6 +15,7 @@ import pytest
 
 import trt_engine as te
 from onnx_models import FLOAT, node, save
+from trt_engine import errors
 from trt_engine.backend import list_backends
 from trt_engine.backends.inductor.options import tuning_candidates as inductor_candidates
 from trt_engine.backends.onnxruntime import tuning
@@ -23,15 +24,6 @@ from trt_engine.benchmark.closed_loop import QueryBurst
 from trt_engine.benchmark.interleaving import Schedule
 from trt_engine.benchmark.speed_difference import Restart
 from trt_engine.config.build import BuildConfig
-from trt_engine.errors import (
-    AccuracyError,
-    BuildError,
-    FeedError,
-    Interrupted,
-    MemoryExhausted,
-    PrecisionError,
-    UsageError,
-)
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
 from trt_engine.records.passport import Candidate, Tuning
@@ -172,7 +164,7 @@ def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytes
 
     def fails_once(sides: Sequence[int], schedule: Schedule, partial: list[Restart]) -> list[Restart]:
         if 2 in sides:
-            raise build_search._CandidateFailed(2, MemoryExhausted("out of memory on cuda:0"))
+            raise build_search._CandidateFailed(2, errors.MemoryExhausted("out of memory on cuda:0"))
         return measure(sides, schedule, partial)
 
     monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
@@ -181,7 +173,7 @@ def test_a_candidate_that_fails_while_measured_costs_no_other(monkeypatch: pytes
     assert tuned.candidates[2].note == "does not run beside the others: out of memory on cuda:0"
     script = Script(monkeypatch, [1.0] * 2)
     monkeypatch.setattr(build_search, "measure_interleaved", fails_once)
-    script.failures[0] = BuildError("no kernel")
+    script.failures[0] = errors.BuildError("no kernel")
     assert script.run()[0] == 1
 
 
@@ -190,7 +182,7 @@ def test_errors_name_the_candidate_that_raised_them(monkeypatch: pytest.MonkeyPa
 
     @contextlib.contextmanager
     def opened() -> Iterator[Any]:
-        yield lambda *_: (_ for _ in ()).throw(MemoryExhausted("no memory"))
+        yield lambda *_: (_ for _ in ()).throw(errors.MemoryExhausted("no memory"))
 
     with search._open_in_time(3, side, opened) as burst, pytest.raises(build_search._CandidateFailed) as caught:
         burst(1.0, 1, 1)
@@ -291,7 +283,7 @@ def test_the_first_that_runs_is_probed_however_late(monkeypatch: pytest.MonkeyPa
     script.ms = {0: [5.0], 1: [5.0], 2: [5.0]}
     script.search.table = [Candidate("onnxruntime", {}, None) for _ in range(3)]
     script.now = 21.0
-    script.failures[0] = MemoryExhausted("out of memory on cuda:0")
+    script.failures[0] = errors.MemoryExhausted("out of memory on cuda:0")
     sides, protocols = script.search._probe_all(
         [0, 1, 2], lambda at: script.make([SimpleNamespace(at=at)])[0], te.BenchConfig()
     )
@@ -303,7 +295,7 @@ def test_the_first_that_runs_is_probed_however_late(monkeypatch: pytest.MonkeyPa
 
 def test_ctrl_c_in_the_probes_does_not_deliver_what_does_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     script = SlowLoads(monkeypatch, [1.0] * 3, 20.0)
-    script.failures |= {0: MemoryExhausted("out of memory on cuda:0"), 2: KeyboardInterrupt()}
+    script.failures |= {0: errors.MemoryExhausted("out of memory on cuda:0"), 2: KeyboardInterrupt()}
     monkeypatch.setattr(Script, "build", lambda *_: pytest.fail("all are in the store"))
     chosen, found = script.run(a1=[5.0])
     assert chosen == 1 and not found.complete
@@ -320,16 +312,16 @@ def test_the_libraries_of_a_backend_are_no_part_of_later_loads(monkeypatch: pyte
 
 def test_a_candidate_that_fails_is_left_out_and_a_requested_build_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script(monkeypatch, [1.0] * 3)
-    script.failures[0] = BuildError("no kernel")
+    script.failures[0] = errors.BuildError("no kernel")
     chosen, tuned = script.run(a1=[9.0], a2=[5.0])
     assert chosen == 2 and tuned.candidates[0].note == "no kernel"
     script = Script(monkeypatch, [1.0] * 2, backend="onnxruntime")
-    script.failures[0] = BuildError("no kernel")
-    with pytest.raises(BuildError, match="no kernel"):
+    script.failures[0] = errors.BuildError("no kernel")
+    with pytest.raises(errors.BuildError, match="no kernel"):
         script.run()
     script = Script(monkeypatch, [1.0])
-    script.failures[0] = PrecisionError("not in fp16")
-    with pytest.raises(PrecisionError, match="not in fp16"):
+    script.failures[0] = errors.PrecisionError("not in fp16")
+    with pytest.raises(errors.PrecisionError, match="not in fp16"):
         script.run()
 
 
@@ -361,15 +353,15 @@ def test_without_a_gpu_its_backends_are_left_out(model: Path, tmp_path: Path, mo
     assert reasons() == {"there is no `cuda:0` here"}
     known[0] = None
     assert reasons() == {"`nvidia-ml-py`, which lists GPUs, is not installed: pip install 'trt-engine[gpu]'"}
-    with pytest.raises(BuildError, match="no candidate can be built"):
+    with pytest.raises(errors.BuildError, match="no candidate can be built"):
         execute(made)
 
 
 def test_settings_of_a_search_that_contradict_each_other_are_refused(model: Path) -> None:
     for settings in ({"optimize_for": "deadline"}, {"max_p99_ms": 5.0}):
-        with pytest.raises(UsageError, match="belong together"):
+        with pytest.raises(errors.UsageError, match="belong together"):
             plan(model, backend="auto", **settings)
-    with pytest.raises(UsageError, match="unknown precision"):
+    with pytest.raises(errors.UsageError, match="unknown precision"):
         plan(model, backend="auto", precisions="fp15")
 
 
@@ -398,7 +390,7 @@ def test_candidates_fit_the_graph_and_leave_requested_settings_alone() -> None:
 
 
 def test_biases_are_separated_in_nhwc_alone(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="layout NHWC"):
+    with pytest.raises(errors.UsageError, match="layout NHWC"):
         te.build(DIGITS, options={"separate_conv_bias": "on"}, store=te.Store(tmp_path / "store"))
 
 
@@ -465,7 +457,7 @@ def test_an_interrupted_search_is_delivered_and_not_used_again(
     settings = {"backend": "auto", "batch": (1, 2, 4), "store": store, "out": out, "time_budget_s": 600.0}
     with monkeypatch.context() as patch:
         patch.setattr(build_search.Search, "_measure_all", lambda self: (_ for _ in ()).throw(KeyboardInterrupt()))
-        with pytest.raises(Interrupted) as stopped:
+        with pytest.raises(errors.Interrupted) as stopped:
             te.build(model, **settings)
     assert stopped.value.exit_code == 130 and stopped.value.partial.path == out
     assert te.Engine.open(out).passport.parity.passed and not tuned(te.Engine.open(out)).complete
@@ -474,7 +466,7 @@ def test_an_interrupted_search_is_delivered_and_not_used_again(
 
 def test_a_candidate_is_built_in_a_process_that_ends_with_the_time(model: Path, tmp_path: Path) -> None:
     made = plan(model, batch=(1, 2, 4), store=te.Store(tmp_path / "store"))
-    with pytest.raises(BuildError, match="not built within"):
+    with pytest.raises(errors.BuildError, match="not built within"):
         build_in_process(made, 0.01)
     assert made.find_in_store() is None
     engine = build_in_process(made, 600.0)
@@ -491,7 +483,7 @@ def test_the_accuracy_gate_compares_with_the_first_engine(monkeypatch: pytest.Mo
 
     def gate(report: Any) -> None:
         if report.at == 1:
-            raise AccuracyError("a drop of 0.1")
+            raise errors.AccuracyError("a drop of 0.1")
 
     monkeypatch.setattr(evaluate, "run", run)
     monkeypatch.setattr(evaluate, "gate", gate)
@@ -503,6 +495,6 @@ def test_the_accuracy_gate_compares_with_the_first_engine(monkeypatch: pytest.Mo
 
 
 def test_data_that_is_not_there_is_not_a_question_of_rights(tmp_path: Path) -> None:
-    with pytest.raises(FeedError) as caught:
+    with pytest.raises(errors.FeedError) as caught:
         data_digest(str(tmp_path / "nope"))
     assert caught.value.hint == "check its path"

@@ -17,6 +17,7 @@ from click.testing import CliRunner
 import onnx_models as models
 import trt_engine as te
 from patience import HANG_S
+from trt_engine import errors
 from trt_engine.atomic_io import file_digest
 from trt_engine.backend import BackendSpec, list_backends
 from trt_engine.backends.onnxruntime.build import OnnxRuntimeBuilder
@@ -25,16 +26,6 @@ from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.config.settings import settings
 from trt_engine.device import info
 from trt_engine.engine import Engine, passport_path
-from trt_engine.errors import (
-    AccuracyError,
-    BuildError,
-    EngineError,
-    FeedError,
-    ModelError,
-    SetupError,
-    ShapeError,
-    UsageError,
-)
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.precision import cpu_qdq
 from trt_engine.store import Store
@@ -167,17 +158,17 @@ def test_a_folder_gets_a_file_that_is_not_taken_for_the_model(net: Path, tmp_pat
 
 def test_the_model_is_never_overwritten(net: Path, tmp_path: Path):
     raw = net.read_bytes()
-    with pytest.raises(UsageError, match="the model itself"):
+    with pytest.raises(errors.UsageError, match="the model itself"):
         te.build(net, out=net, overwrite=True)
     outside = models.conv_net(tmp_path / "big.onnx", location="big.bin")
-    with pytest.raises(UsageError, match="the model itself"):
+    with pytest.raises(errors.UsageError, match="the model itself"):
         te.build(outside, out=tmp_path / "big.bin", overwrite=True)
     assert net.read_bytes() == raw
 
 
 def test_an_engine_is_not_built_from_an_engine(net: Path):
     engine = te.build(net)
-    with pytest.raises(UsageError, match="an engine already"):
+    with pytest.raises(errors.UsageError, match="an engine already"):
         te.build(engine.path)
 
 
@@ -190,7 +181,7 @@ def test_an_engine_is_found_through_a_link(net: Path, tmp_path: Path):
     assert not is_onnx_model(link)
     with te.load(link) as loaded:
         assert loaded.signature == engine.signature
-    with pytest.raises(UsageError, match="an engine already"):
+    with pytest.raises(errors.UsageError, match="an engine already"):
         te.build(link)
 
 
@@ -204,16 +195,16 @@ def test_an_engine_that_lost_its_passport_is_never_taken_for_a_model(
     alone = (tmp_path / "net.engine.onnx").rename(tmp_path / "renamed.onnx")
     if beside is not None:
         passport_path(alone).write_bytes(beside)
-    with pytest.raises(EngineError, match="passport") as refused:
+    with pytest.raises(errors.EngineError, match="passport") as refused:
         te.build(alone)
     assert refused.value.exit_code == 10 and refused.value.hint
-    with pytest.raises(EngineError, match="passport"):
+    with pytest.raises(errors.EngineError, match="passport"):
         te.bench(alone)
     if beside is None:
         found = te.inspect(alone)
         assert "optimised-graph" in [item.code for item in found.findings]
     else:
-        with pytest.raises(EngineError, match="passport"):
+        with pytest.raises(errors.EngineError, match="passport"):
             te.inspect(alone)
     assert store.entries() == kept
 
@@ -226,7 +217,7 @@ def test_an_edited_passport_is_an_error_of_the_engine(net: Path, tmp_path: Path,
     engine = te.build(net, batch=(1, 2, 4), out=tmp_path / "net.engine.onnx")
     beside = passport_path(engine.path)
     beside.write_text(beside.read_text().replace(was, now, 1))
-    with pytest.raises(EngineError, match="passport"):
+    with pytest.raises(errors.EngineError, match="passport"):
         te.load(engine.path)
 
 
@@ -238,7 +229,7 @@ def test_a_model_of_an_opset_too_old_to_run_is_told_so(tmp_path: Path):
         {"y": (1, [1, 4])},
         opset=1,
     )
-    with pytest.raises(ModelError, match="opset 1") as refused:
+    with pytest.raises(errors.ModelError, match="opset 1") as refused:
         te.build(path)
     assert "FP32" not in str(refused.value.hint) and "opset_version" in str(refused.value.hint)
 
@@ -255,7 +246,7 @@ def test_a_backend_that_only_builds_builds_and_says_that_nothing_was_proved(
         engine = te.build(net, backend="halved")
     assert engine.passport.parity is None and engine.path.is_file()
     assert any("only builds" in record.getMessage() for record in caplog.records)
-    with pytest.raises(UsageError, match="has no runtime"):
+    with pytest.raises(errors.UsageError, match="has no runtime"):
         te.load(engine)
 
 
@@ -265,19 +256,19 @@ def test_a_backend_that_only_builds_builds_and_says_that_nothing_was_proved(
 @pytest.mark.parametrize(
     ("settings", "error"),
     [
-        ({"backend": "onnxruntimes"}, UsageError),
-        ({"device": "fake"}, UsageError),
-        ({"device": "tpu"}, UsageError),
-        ({"providers": ("cuda",)}, SetupError),
-        ({"batch": (4, 2, 1)}, UsageError),
-        ({"profiles": "pictures:1x3x8x8"}, UsageError),
-        ({"profiles": "images:1x3x9x9"}, ShapeError),
-        ({"profiles": "images:2x3x8x8,1x3x8x8,4x3x8x8"}, UsageError),
-        ({"shapes": {"images": (1, 3, 8)}}, ShapeError),
-        ({"batch": 2, "profiles": "images:1x3x8x8"}, UsageError),
-        ({"precision": "fp12"}, UsageError),
-        ({"bach": 2}, UsageError),
-        ({"parity_rtol": -1.0}, UsageError),
+        ({"backend": "onnxruntimes"}, errors.UsageError),
+        ({"device": "fake"}, errors.UsageError),
+        ({"device": "tpu"}, errors.UsageError),
+        ({"providers": ("cuda",)}, errors.SetupError),
+        ({"batch": (4, 2, 1)}, errors.UsageError),
+        ({"profiles": "pictures:1x3x8x8"}, errors.UsageError),
+        ({"profiles": "images:1x3x9x9"}, errors.ShapeError),
+        ({"profiles": "images:2x3x8x8,1x3x8x8,4x3x8x8"}, errors.UsageError),
+        ({"shapes": {"images": (1, 3, 8)}}, errors.ShapeError),
+        ({"batch": 2, "profiles": "images:1x3x8x8"}, errors.UsageError),
+        ({"precision": "fp12"}, errors.UsageError),
+        ({"bach": 2}, errors.UsageError),
+        ({"parity_rtol": -1.0}, errors.UsageError),
     ],
 )
 def test_wrong_arguments_are_found_before_anything_is_written(settings: dict, error: type, net: Path, tmp_path: Path):
@@ -324,7 +315,7 @@ def rounding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("rounding")
 def test_an_engine_that_computes_something_else_is_not_kept(net: Path, store: Store, tmp_path: Path):
-    with pytest.raises(AccuracyError, match="`scores` of the engine differs") as caught:
+    with pytest.raises(errors.AccuracyError, match="`scores` of the engine differs") as caught:
         te.build(net, backend="rounding", out=tmp_path / "out" / "wrong.onnx")
     assert caught.value.exit_code == 7 and caught.value.hint
     assert store.entries() == [] and list((tmp_path / "out").iterdir()) == []
@@ -363,7 +354,7 @@ def test_a_model_that_amplifies_rounding_is_judged_where_it_does_not(tmp_path: P
     assert found is not None and found.passed and not found.limits and "of 0.45 to 0.55" in found.inputs
     backend_spec = replace(list_backends()["onnxruntime"], builder=f"{__name__}:Rounding")
     monkeypatch.setitem(list_backends(), "onnxruntime", backend_spec)
-    with pytest.raises(AccuracyError, match="`y` of the engine differs"):
+    with pytest.raises(errors.AccuracyError, match="`y` of the engine differs"):
         te.build(path, store=te.Store(tmp_path / "wrong"))
 
 
@@ -380,7 +371,7 @@ def test_a_wrong_engine_is_never_told_to_be_built_as_it_was(
 ):
     backend_spec = replace(list_backends()["onnxruntime"], builder=f"{__name__}:Rounding")
     monkeypatch.setitem(list_backends(), "onnxruntime", backend_spec)
-    with pytest.raises(AccuracyError) as caught:
+    with pytest.raises(errors.AccuracyError) as caught:
         te.build(net, options=options)
     hint = caught.value.hint or ""
     assert "--parity-rtol" in hint
@@ -390,14 +381,14 @@ def test_a_wrong_engine_is_never_told_to_be_built_as_it_was(
 @pytest.mark.usefixtures("rounding")
 def test_an_engine_kept_without_proof_is_built_again_when_proof_is_asked_for(net: Path):
     assert te.build(net, backend="rounding", parity=False).passport.parity is None
-    with pytest.raises(AccuracyError):
+    with pytest.raises(errors.AccuracyError):
         te.build(net, backend="rounding")
 
 
 @pytest.mark.usefixtures("rounding")
 def test_an_engine_from_the_store_is_judged_by_the_limit_of_who_asks_now(net: Path, caplog: pytest.LogCaptureFixture):
     te.build(net, backend="rounding", parity_rtol=0.9)
-    with caplog.at_level(logging.INFO, "trt_engine"), pytest.raises(AccuracyError, match=r"allowed is 0\.001"):
+    with caplog.at_level(logging.INFO, "trt_engine"), pytest.raises(errors.AccuracyError, match=r"allowed is 0\.001"):
         te.build(net, backend="rounding")  # nobody chose a limit: the model's own
     assert any("is built again: it differs" in record.getMessage() for record in caplog.records)
     assert plan(net, backend="rounding").find_in_store() is None
@@ -408,7 +399,7 @@ def test_an_engine_from_the_store_is_judged_by_the_limit_of_who_asks_now(net: Pa
 @pytest.mark.parametrize("typed", [0.001, 0.01])
 def test_a_limit_that_equals_a_default_is_a_limit_all_the_same(typed: float, tmp_path: Path):
     coarse = models.conv_net(tmp_path / "half.onnx", half=True)  # 0.01 is its default
-    with pytest.raises(AccuracyError, match=f"allowed is {typed:g}"):
+    with pytest.raises(errors.AccuracyError, match=f"allowed is {typed:g}"):
         te.build(coarse, backend="rounding", parity_rtol=typed)
 
 
@@ -452,7 +443,7 @@ def test_an_engine_of_a_quantised_copy_is_compared_with_the_model_that_was_given
 
 @pytest.mark.parametrize("settings", [{}, {"precision": "fp32"}, {"precision": "int8"}])
 def test_calibration_data_that_is_not_there_is_refused_whether_it_is_used_or_not(net: Path, settings: dict[str, Any]):
-    with pytest.raises(FeedError, match=r"no such file or folder `nothing\.npz`"):
+    with pytest.raises(errors.FeedError, match=r"no such file or folder `nothing\.npz`"):
         plan(net, calib_data="nothing.npz", **settings)
 
 
@@ -519,7 +510,7 @@ def test_an_engine_whose_outputs_are_not_finite_is_refused_without_a_reference(t
     row = (models.BF16, ["n", 3])
     nodes = [models.node("Neg", "x", "a"), models.node("Sqrt", "a", "y")]  # NaN below zero
     path = models.save(tmp_path / "net.onnx", nodes, {"x": row}, {"y": row})
-    with pytest.raises(AccuracyError, match="3 of 3 values of the engine's output `y` are not finite") as caught:
+    with pytest.raises(errors.AccuracyError, match="3 of 3 values of the engine's output `y` are not finite") as caught:
         te.build(path, backend="fake", device="fake", store=Store(tmp_path / "store"))
     assert "plain ONNX Runtime does not run this model" in caught.value.message
     assert "--no-parity" in (caught.value.hint or "")
@@ -572,7 +563,7 @@ def test_a_backend_that_writes_nothing_is_a_build_error(net: Path, monkeypatch: 
         runtime="trt_engine.backends.onnxruntime.run:OnnxRuntime",
     )  # fmt: skip
     monkeypatch.setitem(list_backends(), "absent", backend_spec)
-    with pytest.raises(BuildError, match="wrote no payload"):
+    with pytest.raises(errors.BuildError, match="wrote no payload"):
         te.build(net, backend="absent")
     assert store.entries() == []
 
@@ -590,6 +581,6 @@ def test_a_setting_of_a_provider_is_refused_where_there_are_no_providers(backend
     config = BuildConfig(backend=backend, options={"cuda.gpu_mem_limit": "1"})
     if backend_spec.missing_modules():
         backend_spec = replace(backend_spec, modules=())
-    with pytest.raises(UsageError, match=r"unknown setting `cuda\.gpu_mem_limit`"):
+    with pytest.raises(errors.UsageError, match=r"unknown setting `cuda\.gpu_mem_limit`"):
         build_request.check_options(backend_spec, config)
     build_request.check_options(list_backends()["onnxruntime"], replace(config, backend="onnxruntime"))

@@ -14,16 +14,10 @@ from typing import Any
 from trt_engine import atomic_io
 from trt_engine.config.convert import EXPORTERS, ConvertConfig
 from trt_engine.config.parse import parse_options
+from trt_engine.conversion import reference_runs
 from trt_engine.conversion.axes import Axes, parse_dynamic, symbols_of
 from trt_engine.conversion.examples import Example, parse_inputs, split_fixed
 from trt_engine.conversion.exported import Exported
-from trt_engine.conversion.reference_runs import (
-    ReferenceRuns,
-    axes_of,
-    batch_dependent_outputs,
-    compared_sizes,
-    run_references,
-)
 from trt_engine.conversion.simplify import clean_export, name_outputs, strip_stack_traces
 from trt_engine.conversion.sources import Source, detect_source
 from trt_engine.conversion.tensorflow import tensorflow_source
@@ -75,7 +69,7 @@ class _VerifiedExport:
     """An export that matches its source, in the staging folder."""
 
     exported: Exported
-    references: ReferenceRuns
+    references: reference_runs.ReferenceRuns
     verification: ExportVerification | None
     attempts: tuple[ExportAttempt, ...]
     notes: tuple[str, ...] = ()
@@ -212,7 +206,7 @@ def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
     )
     attempts: list[ExportAttempt] = []
     refused: list[TrtEngineError] = []
-    given: ReferenceRuns | None = None
+    given: reference_runs.ReferenceRuns | None = None
     mixed: tuple[str, ...] = ()
     warnings: list[str] = []
     for name in request.exporters:
@@ -234,7 +228,7 @@ def _from_torch(request: _ConvertRequest, staging: Path) -> _VerifiedExport:
         clean_export(exported.path, exported.symbols, exported.roots, modules=exported.modules)
         check_deterministic(exported.path)
         if given is None:
-            given = run_references(exported)
+            given = reference_runs.run_references(exported)
             mixed = _check_batch_mixing(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         try:
@@ -299,7 +293,7 @@ def _from_tensorflow(request: _ConvertRequest, staging: Path) -> _VerifiedExport
     seconds = time.monotonic() - started
     try:
         check_deterministic(exported.path)
-        given = run_references(exported)
+        given = reference_runs.run_references(exported)
         mixed = _check_batch_mixing(exported, given)
         log.info("comparing with the source at %d sets of shapes", len(given))
         agreement = verify(exported.path, exported, given, request.config.tolerance, what="the tf2onnx export")
@@ -311,9 +305,9 @@ def _from_tensorflow(request: _ConvertRequest, staging: Path) -> _VerifiedExport
     )
 
 
-def _check_batch_mixing(exported: Exported, given: ReferenceRuns) -> tuple[str, ...]:
+def _check_batch_mixing(exported: Exported, given: reference_runs.ReferenceRuns) -> tuple[str, ...]:
     """Outputs whose rows depend on each other; `ModelError` if batch statistics cause it."""
-    mixed = batch_dependent_outputs(exported, given)
+    mixed = reference_runs.batch_dependent_outputs(exported, given)
     if mixed and exported.batch_statistics is not None:
         raise ModelError(
             f"the source has a BatchNormalization in training mode at {exported.batch_statistics}: row 0 of "
@@ -337,10 +331,10 @@ def _from_onnx(request: _ConvertRequest) -> _VerifiedExport:
 
     assert request.source.path is not None
     exported, why = wrap_onnx_model(request.source.path, request.inputs)
-    given: ReferenceRuns = []
+    given: reference_runs.ReferenceRuns = []
     agreement = None
     if why is None:
-        given = run_references(exported)
+        given = reference_runs.run_references(exported)
         agreement = verify(exported.path, exported, given, request.config.tolerance, what="the model")
     notes = () if why is None else (f"not compared: {why}",)
     return _VerifiedExport(exported, given, agreement, (ExportAttempt("onnx", 0.0),), notes)
@@ -431,11 +425,11 @@ def _limits(export: _VerifiedExport) -> list[str]:
     """Warnings for sizes at which the source itself fails, and for outputs that depend on the batch."""
     said = []
     for symbol, size, why in dict.fromkeys(item for answer in export.references for item in answer.failed):
-        least = compared_sizes(export.references, symbol)[0]
+        least = reference_runs.compared_sizes(export.references, symbol)[0]
         rest = (
             f"the smallest size that was compared is {least}"
             if size < least
-            else f"compared at {', '.join(map(str, compared_sizes(export.references, symbol)))}"
+            else f"compared at {', '.join(map(str, reference_runs.compared_sizes(export.references, symbol)))}"
         )
         said.append(f"the source does not run at {symbol} {size}: {why}; {rest}")
     batch = next((positions[0] for positions in export.exported.symbols.values() if 0 in positions), None)
@@ -464,7 +458,7 @@ def _report(
         opset=model.opsets.get(""),
         ir_version=model.ir_version,
         signature=model.signature,
-        dynamic=_dynamic_axes(axes_of(made.exported), made.references),
+        dynamic=_dynamic_axes(reference_runs.axes_of(made.exported), made.references),
         verification=final.shapes if final is not None else (),
         max_rel=final.max_error if final is not None else None,
         nodes=operators.total(),
@@ -477,7 +471,7 @@ def _report(
     )
 
 
-def _dynamic_axes(axes: Axes, given: ReferenceRuns) -> tuple[DynamicAxis, ...]:
+def _dynamic_axes(axes: Axes, given: reference_runs.ReferenceRuns) -> tuple[DynamicAxis, ...]:
     return tuple(
         DynamicAxis(
             symbol,
@@ -489,16 +483,16 @@ def _dynamic_axes(axes: Axes, given: ReferenceRuns) -> tuple[DynamicAxis, ...]:
             _lower_bound(symbol, limits.low, given),
             limits.high,
             limits.step,
-            compared_sizes(given, symbol) if given else (),
+            reference_runs.compared_sizes(given, symbol) if given else (),
         )
         for symbol, limits in symbols_of(axes).items()
     )
 
 
-def _lower_bound(symbol: str, low: int, given: ReferenceRuns) -> int:
+def _lower_bound(symbol: str, low: int, given: reference_runs.ReferenceRuns) -> int:
     """Lower end of the range, or the smallest compared size if the source fails at that end."""
     failed = {size for answer in given for name, size, _ in answer.failed if name == symbol}
-    return compared_sizes(given, symbol)[0] if low in failed else low
+    return reference_runs.compared_sizes(given, symbol)[0] if low in failed else low
 
 
 def _plan_report(request: _ConvertRequest, started: float) -> ConvertReport:

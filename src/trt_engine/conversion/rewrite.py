@@ -22,18 +22,9 @@ from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, 
 from trt_engine.backends.onnxruntime import session
 from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
 from trt_engine.errors import ModelError, TrtEngineError
-from trt_engine.graph import constants, external_data, symbolic_shapes, walk
+from trt_engine.graph import constants, edit_graph, external_data, symbolic_shapes, walk
 from trt_engine.graph.constants import is_random
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
-from trt_engine.graph.edit_graph import (
-    count_reads,
-    inline_functions,
-    make_names_unique,
-    outer_scope_reads,
-    rename_reads,
-    resolve_renames,
-    retain_items,
-)
 from trt_engine.graph.load import check_operators, open_model, read_graph, read_proto
 from trt_engine.graph.module_paths import carry_module_paths
 from trt_engine.graph.symbolic_shapes import elem_type, fold_shapes, infer_types, symbolic_shape
@@ -83,8 +74,8 @@ def rewrite(proto: ModelProto, folder: Path, keep: Collection[str] = ()) -> Rewr
 def _drop_identities(proto: ModelProto, types: Mapping[str, TypeProto], keep: Collection[str]) -> None:
     graph = proto.graph
     stored = {item.name: item for item in graph.initializer}
-    reads = count_reads(proto)
-    captured = outer_scope_reads(graph)
+    reads = edit_graph.count_reads(proto)
+    captured = edit_graph.outer_scope_reads(graph)
     makers = {name: node for node in graph.node for name in node.output if name}
     new: dict[str, str] = {}
     gone: set[str] = set()
@@ -105,8 +96,8 @@ def _drop_identities(proto: ModelProto, types: Mapping[str, TypeProto], keep: Co
         node.output[0] = f"{made}\n"  # a placeholder, removed below
         gone.add(node.output[0])
     if gone:
-        retain_items(graph.node, lambda node: not (node.output and node.output[0] in gone))
-        rename_reads(graph, resolve_renames(new))
+        edit_graph.retain_items(graph.node, lambda node: not (node.output and node.output[0] in gone))
+        edit_graph.rename_reads(graph, edit_graph.resolve_renames(new))
 
 
 def _is_identity(
@@ -152,8 +143,8 @@ def _share_nodes(proto: ModelProto, keep: Collection[str]) -> int:
             new.update(zip(node.output, twin.output, strict=True))
             gone.add(next(name for name in node.output if name))
     if gone:
-        retain_items(graph.node, lambda node: not any(name in gone for name in node.output))
-        rename_reads(graph, resolve_renames({name: to for name, to in new.items() if name}))
+        edit_graph.retain_items(graph.node, lambda node: not any(name in gone for name in node.output))
+        edit_graph.rename_reads(graph, edit_graph.resolve_renames({name: to for name, to in new.items() if name}))
     return len(gone)
 
 
@@ -194,8 +185,8 @@ def share_equal_weights(proto: ModelProto, folder: Path, *, small: bool = False)
             if mark is not None and (twin := first.setdefault(mark, tensor.name)) != tensor.name:
                 new[tensor.name] = twin
     if new:
-        retain_items(graph.initializer, lambda tensor: tensor.name not in new)
-        rename_reads(graph, new)
+        edit_graph.retain_items(graph.initializer, lambda tensor: tensor.name not in new)
+        edit_graph.rename_reads(graph, new)
     return len(new)
 
 
@@ -210,9 +201,9 @@ def _drop_dead(proto: ModelProto, keep: Iterable[str]) -> None:
             read.update(walk.names_read(node))
     if not all(alive):
         order = iter(reversed(alive))
-        retain_items(graph.node, lambda _: next(order))
-    retain_items(graph.initializer, lambda tensor: tensor.name in read)
-    retain_items(graph.sparse_initializer, lambda tensor: tensor.values.name in read)
+        edit_graph.retain_items(graph.node, lambda _: next(order))
+    edit_graph.retain_items(graph.initializer, lambda tensor: tensor.name in read)
+    edit_graph.retain_items(graph.sparse_initializer, lambda tensor: tensor.values.name in read)
 
 
 # ------------------------------------------------------------------------------------------------ constants
@@ -245,8 +236,8 @@ def _fold_constants(proto: ModelProto, types: Mapping[str, TypeProto], keep: Col
     # a chain is folded up to the last evaluated node; the rest becomes dead
     done = [node for node in chosen if all(name in made for name in node.output if name)]
     gone = {node.output[0] for node in done}
-    retain_items(graph.node, lambda node: not (node.output and node.output[0] in gone))
-    left = {name for node in graph.node for name in node.input} | outer_scope_reads(graph)
+    edit_graph.retain_items(graph.node, lambda node: not (node.output and node.output[0] in gone))
+    left = {name for node in graph.node for name in node.input} | edit_graph.outer_scope_reads(graph)
     graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in made.items() if name in left
     )
@@ -371,7 +362,7 @@ class RewrittenModel:
 
     def flat_copy(self) -> ModelProto:
         """The graph to change, without local functions."""
-        work = inline_functions(deepcopy(self.before))
+        work = edit_graph.inline_functions(deepcopy(self.before))
         constants.drop_initializer_inputs(work)
         return work
 
@@ -387,7 +378,7 @@ class RewrittenModel:
         """
         external_data.attach_weights(proto, self.detached)
         _restore_io(proto, self.before, unwanted)
-        make_names_unique(proto)
+        edit_graph.make_names_unique(proto)
         needed = int(helper.find_min_ir_version_for(list(proto.opset_import), ignore_unknown=True))
         proto.ir_version = max(needed, min(int(proto.ir_version), _COMMON_IR_VERSION), 4)
         symbolic_shapes.write_inferred_shapes(proto)

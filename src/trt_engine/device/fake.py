@@ -20,22 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from trt_engine.device import Event, Graph, MemoryStats, Properties, Stream, dlpack
+from trt_engine.device import Event, Graph, MemoryStats, Properties, Stream, dlpack, host
 from trt_engine.device.accounting import AddressRanges, MemoryAccounting, memory_exhausted
-from trt_engine.device.host import (
-    BufferOwner,
-    BufferView,
-    Bytes,
-    ProcessBuffer,
-    RecordedGraph,
-    RecordingStream,
-    address_of,
-    check_range,
-    download_bytes,
-    unpinned_error,
-    upload_bytes,
-    view_as,
-)
 from trt_engine.errors import DeviceLost, UsageError
 
 FRESH, FREED = 0xCD, 0xDD
@@ -60,12 +46,12 @@ def _take_addresses(nbytes: int) -> int:
         return start
 
 
-class FakeBuffer(ProcessBuffer):
+class FakeBuffer(host.ProcessBuffer):
     """Fake device memory; its addresses are invalid on the host."""
 
     on_host = False
 
-    def __init__(self, device: FakeDevice, memory: Bytes, pointer: int, stream: FakeStream | None = None) -> None:
+    def __init__(self, device: FakeDevice, memory: host.Bytes, pointer: int, stream: FakeStream | None = None) -> None:
         super().__init__(device, memory, pointer)
         self.stream = stream
         self._closed = False
@@ -79,7 +65,7 @@ class FakeBuffer(ProcessBuffer):
         return UsageError("a freed buffer was used", hint="keep it open until the stream is done with it")
 
     def view(self, offset: int, nbytes: int) -> FakeBuffer:
-        check_range(offset, nbytes, self._nbytes)
+        host.check_range(offset, nbytes, self._nbytes)
         return _FakeView(self, offset, nbytes)
 
     def array(self, dtype: str = "uint8", shape: tuple[int, ...] | None = None) -> Any:
@@ -87,7 +73,7 @@ class FakeBuffer(ProcessBuffer):
         self.check_open()
         self.mark_exported()
         if self.on_host:
-            return view_as(np.asarray(BufferOwner(self, self.memory())), dtype, shape)
+            return host.view_as(np.asarray(host.BufferOwner(self, self.memory())), dtype, shape)
         return dlpack.device_array(self, dtype, shape, dlpack.FAKE, self.device.number)
 
     def mark_exported(self) -> None:
@@ -119,7 +105,7 @@ class FakeBuffer(ProcessBuffer):
             self._release(self.device, self._pointer, self._nbytes)
 
 
-class _FakeView(BufferView, FakeBuffer):
+class _FakeView(host.BufferView, FakeBuffer):
     _parent: FakeBuffer
 
     def __init__(self, parent: FakeBuffer, offset: int, nbytes: int) -> None:
@@ -142,7 +128,7 @@ class FakeHostBuffer(FakeBuffer):
 
     def __init__(self, device: FakeDevice, nbytes: int) -> None:
         memory = np.full(nbytes, FRESH, np.uint8)
-        super().__init__(device, memory, address_of(memory))
+        super().__init__(device, memory, host.address_of(memory))
         device._pinned_ranges.add(self._pointer, max(nbytes, 1), weakref.ref(self))
 
     @staticmethod
@@ -212,7 +198,7 @@ class FakeEvent:
         self.reached.set()
 
 
-class FakeGraph(RecordedGraph[_StreamWork]):
+class FakeGraph(host.RecordedGraph[_StreamWork]):
     """A graph of a fake device."""
 
     def replay(self, stream: Stream) -> None:
@@ -231,7 +217,7 @@ class FakeGraph(RecordedGraph[_StreamWork]):
         return partial(self.replay, stream)
 
 
-class FakeStream(RecordingStream[_StreamWork]):
+class FakeStream(host.RecordingStream[_StreamWork]):
     """A lazy stream: work runs in order when something waits for it."""
 
     def __init__(self, device: FakeDevice) -> None:
@@ -506,7 +492,7 @@ class FakeDevice:
 
     def upload(self, array: Any, buffer: Any, stream: Any) -> None:
         target = self._checked_buffer(buffer)
-        source = upload_bytes(array, target)
+        source = host.upload_bytes(array, target)
         pinned = self._pinned_at(source, stream)
         if not pinned:
             source = source.copy()  # the caller may change a pageable array afterwards
@@ -514,7 +500,7 @@ class FakeDevice:
 
     def download(self, buffer: Any, array: Any, stream: Any) -> None:
         source = self._checked_buffer(buffer)
-        target = download_bytes(array, source)
+        target = host.download_bytes(array, source)
         pinned = self._pinned_at(target, stream)
         self._enqueue_copy(stream, lambda: np.copyto(target, source.memory()[: target.nbytes]), source, pinned)
 
@@ -531,8 +517,8 @@ class FakeDevice:
 
     def copy(self, source: Any, target: Any, nbytes: int, stream: Any) -> None:
         left, right = self._checked_buffer(source), self._checked_buffer(target)
-        check_range(0, nbytes, left.nbytes)
-        check_range(0, nbytes, right.nbytes)
+        host.check_range(0, nbytes, left.nbytes)
+        host.check_range(0, nbytes, right.nbytes)
         stream.enqueue(lambda: np.copyto(right.memory()[:nbytes], left.memory()[:nbytes].copy()), [left, right])
 
     def synchronize(self) -> None:
@@ -565,16 +551,16 @@ class FakeDevice:
         buffer.check_open()
         return buffer
 
-    def _pinned_at(self, array: Bytes, stream: FakeStream) -> tuple[FakeHostBuffer, ...]:
+    def _pinned_at(self, array: host.Bytes, stream: FakeStream) -> tuple[FakeHostBuffer, ...]:
         """The pinned buffer that holds the array; `UsageError` for other memory in a capture."""
-        found = self._pinned_ranges.find(address_of(array)) if array.nbytes else None
+        found = self._pinned_ranges.find(host.address_of(array)) if array.nbytes else None
         buffer = found[1]() if found is not None else None
         if buffer is None and stream.capturing:
-            raise unpinned_error()
+            raise host.unpinned_error()
         return () if buffer is None else (buffer,)
 
     def is_pinned(self, array: Any) -> bool:
-        return not array.nbytes or self._pinned_ranges.find(address_of(array)) is not None
+        return not array.nbytes or self._pinned_ranges.find(host.address_of(array)) is not None
 
     def _check(self) -> None:
         if self.lost is not None:

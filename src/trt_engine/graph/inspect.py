@@ -8,15 +8,8 @@ from pathlib import Path
 
 from trt_engine.config.profiles import profile_for
 from trt_engine.errors import ShapeError
-from trt_engine.graph import walk
+from trt_engine.graph import dtype_breakdown, walk
 from trt_engine.graph.cost import model_cost
-from trt_engine.graph.dtype_breakdown import (
-    compute_layers,
-    count_parameters,
-    is_dequantize,
-    is_quantize,
-    shares_by_dtype,
-)
 from trt_engine.graph.fusion import FusedModel, fuse_model
 from trt_engine.graph.lint import apply_rules
 from trt_engine.graph.lint_rules.dtype_rules import fp32_islands
@@ -44,11 +37,11 @@ def inspect_model(source: OpenedModel | Model | Path | str, shapes: Mapping[str,
         sizes = _input_shapes(model.signature, dict(shapes or {}))
         cost = model_cost(proto, traced=opened.trace_at(sizes or {}))
         places = [place.node for place in model.graph.nodes]
-        held = count_parameters(model.graph)
-        q_nodes = sum(map(is_quantize, places))
-        dq_nodes = sum(map(is_dequantize, places))
-        layers = list(compute_layers(proto, cost))
-        shares = shares_by_dtype(layers, held)
+        held = dtype_breakdown.count_parameters(model.graph)
+        q_nodes = sum(map(dtype_breakdown.is_quantize, places))
+        dq_nodes = sum(map(dtype_breakdown.is_dequantize, places))
+        layers = list(dtype_breakdown.compute_layers(proto, cost))
+        shares = dtype_breakdown.shares_by_dtype(layers, held)
         view = analyse(model, opened.trace_at(sizes or {}), sizes or {})
         found = sort_findings((*apply_rules(view), *fp32_islands(layers, shares)))
         placed = QuantizedGraph(model.graph, cost)

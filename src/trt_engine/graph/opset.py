@@ -16,15 +16,8 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, help
 
 from trt_engine.errors import ModelError
 from trt_engine.format import library_reason
-from trt_engine.graph import external_data, walk
+from trt_engine.graph import edit_graph, external_data, walk
 from trt_engine.graph.constants import drop_initializer_inputs, stored_constants
-from trt_engine.graph.edit_graph import (
-    inline_functions,
-    make_names_unique,
-    pop_attribute,
-    set_attribute,
-    set_input,
-)
 from trt_engine.graph.shape_inference import schema_of, type_string
 from trt_engine.graph.symbolic_shapes import elem_type
 
@@ -67,7 +60,7 @@ def raise_opset(proto: ModelProto, to: int) -> tuple[str, ...]:
 def _raise_old_model(proto: ModelProto, have: int) -> None:
     """Raise a model of an opset below 13 to that, in place, and check that each operator fits there."""
     try:
-        work = inline_functions(proto)
+        work = edit_graph.inline_functions(proto)
         drop_initializer_inputs(work)
         for graph in walk.graphs(work):
             _forget_negative_sizes(graph)
@@ -110,7 +103,7 @@ def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
     for node in done.graph.node:
         if not node.name:
             node.name = next((names[name] for name in node.output if name in names), "")
-    make_names_unique(done)
+    edit_graph.make_names_unique(done)
     stored = dict(item for graph in walk.graphs(done) for item in stored_constants(graph))
     scales = {
         name: numpy_helper.to_array(tensor)
@@ -119,9 +112,11 @@ def convert_with_library(proto: ModelProto, to: int) -> ModelProto:
     }
     for place in walk.nodes(done):
         if place.node.op_type == "Resize" and have < 11 <= to:
-            set_attribute(place.node, "coordinate_transformation_mode", "asymmetric")
+            edit_graph.set_attribute(place.node, "coordinate_transformation_mode", "asymmetric")
             shrinks = any(scale < 1 for scale in scales.get(place.node.input[2], ()))
-            set_attribute(place.node, "nearest_mode", "ceil" if shrinks else "floor")  # as ONNX Runtime reads opset 10
+            edit_graph.set_attribute(
+                place.node, "nearest_mode", "ceil" if shrinks else "floor"
+            )  # as ONNX Runtime reads opset 10
         if place.node.op_type == "Hardmax" and have < 13 <= to:
             raise ModelError(
                 f"`Hardmax` (node `{walk.label(place.node)}`) works along all axes from its own on below opset 13",
@@ -217,14 +212,14 @@ def _set_input(node: NodeProto, at: int, values: np.ndarray, new_constants: list
     """Set input `at` to a new constant, named after the node's output and therefore unique."""
     name = f"{next(item for item in node.output if item)}_{what}_of_opset"
     new_constants.append(numpy_helper.from_array(values, name))
-    set_input(node, at, name)
+    edit_graph.set_input(node, at, name)
 
 
 # ------------------------------------------------------------------------------------------------ raising
 
 
 def _upgrade_reduce(node: NodeProto, new_constants: list[TensorProto]) -> str:
-    axes = pop_attribute(node, "axes")
+    axes = edit_graph.pop_attribute(node, "axes")
     if axes is None:
         return ""
     _set_input(node, 1, np.array(axes.ints, np.int64), new_constants, "axes")
@@ -234,12 +229,12 @@ def _upgrade_reduce(node: NodeProto, new_constants: list[TensorProto]) -> str:
 def _upgrade_split(node: NodeProto, new_constants: list[TensorProto]) -> str:
     if len(node.input) > 1 and node.input[1]:
         return ""
-    set_attribute(node, "num_outputs", len(node.output))
+    edit_graph.set_attribute(node, "num_outputs", len(node.output))
     return "`num_outputs` is stated now"
 
 
 def _upgrade_dft(node: NodeProto, new_constants: list[TensorProto]) -> str:
-    axis = pop_attribute(node, "axis")
+    axis = edit_graph.pop_attribute(node, "axis")
     _set_input(node, 2, np.array(axis.i if axis is not None else 1, np.int64), new_constants, "axis")
     return "`axis` is an input now"
 
@@ -248,14 +243,14 @@ def _upgrade_grid_sample(node: NodeProto, new_constants: list[TensorProto]) -> s
     mode = _GRID_MODES.get(walk.attributes(node).get("mode", b""))
     if mode is None:
         return ""
-    set_attribute(node, "mode", mode)
+    edit_graph.set_attribute(node, "mode", mode)
     return f"the mode is called `{mode.decode()}` now"
 
 
 def _upgrade_roi_align(node: NodeProto, new_constants: list[TensorProto]) -> str:
     if "coordinate_transformation_mode" in walk.attributes(node):
         return ""
-    set_attribute(node, "coordinate_transformation_mode", "output_half_pixel")
+    edit_graph.set_attribute(node, "coordinate_transformation_mode", "output_half_pixel")
     return "its old coordinates are stated now"
 
 
@@ -444,12 +439,12 @@ def _input_to_attribute(version: int, at: int, name: str) -> tuple[tuple[int, _R
 
     def rule(job: _Lowering, node: NodeProto) -> str:
         values = job.values(node, at, name)
-        noop = pop_attribute(node, "noop_with_empty_axes")
+        noop = edit_graph.pop_attribute(node, "noop_with_empty_axes")
         if noop is not None and noop.i and not values:
             raise CannotLower(node, f"reduces nothing without axes, which opset {job.to} cannot express")
         del node.input[at:]
         if values:
-            set_attribute(node, name, values)
+            edit_graph.set_attribute(node, name, values)
         return f"`{name}` is an attribute now" if values else ""
 
     return ((version, rule),)
@@ -458,14 +453,14 @@ def _input_to_attribute(version: int, at: int, name: str) -> tuple[tuple[int, _R
 def _downgrade_dft(job: _Lowering, node: NodeProto) -> str:
     axis = job.values(node, 2, "axis")
     del node.input[2:]
-    set_attribute(node, "axis", axis[0] if axis else -2)
+    edit_graph.set_attribute(node, "axis", axis[0] if axis else -2)
     return "`axis` is an attribute now"
 
 
 def _downgrade_grid_sample(job: _Lowering, node: NodeProto) -> str:
     mode = walk.attributes(node).get("mode", b"linear")
     older = {newer: older for older, newer in _GRID_MODES.items()}.get(mode, mode)
-    set_attribute(node, "mode", older)
+    edit_graph.set_attribute(node, "mode", older)
     return f"the mode is called `{older.decode()}` there"
 
 
@@ -475,7 +470,7 @@ def _downgrade_softmax(job: _Lowering, node: NodeProto) -> str:
         raise CannotLower(node, f"works along axis {axis}, and opset {job.to} flattens what is behind it")
     if axis == -1 and rank is None:
         raise CannotLower(node, "works along the last axis of a tensor of unknown rank")
-    set_attribute(node, "axis", int(rank or 1) - 1)
+    edit_graph.set_attribute(node, "axis", int(rank or 1) - 1)
     return ""
 
 
@@ -499,7 +494,7 @@ def _downgrade_roi_align(job: _Lowering, node: NodeProto) -> str:
     mode = walk.attributes(node).get("coordinate_transformation_mode", b"half_pixel")
     if mode != b"output_half_pixel":
         raise CannotLower(node, f"has the coordinates `{mode.decode()}`, which came with opset 16")
-    pop_attribute(node, "coordinate_transformation_mode")
+    edit_graph.pop_attribute(node, "coordinate_transformation_mode")
     return ""
 
 
@@ -510,7 +505,7 @@ def _downgrade_shape(job: _Lowering, node: NodeProto) -> str:
     if job.to < 10:
         raise CannotLower(node, "gives a part of the shape, and Slice takes its ends as inputs from opset 10 on")
     for name in ("start", "end"):
-        pop_attribute(node, name)
+        edit_graph.pop_attribute(node, name)
     out = node.output[0]
     node.output[0] = f"{out}_whole_of_opset"
     cut = helper.make_node("Slice", [node.output[0]], [out], name=f"{node.name or out}_slice_of_opset")

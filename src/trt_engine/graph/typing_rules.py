@@ -14,20 +14,10 @@ from collections.abc import Callable, Iterator
 
 from onnx import ModelProto
 
-from trt_engine.graph import edit_graph, typed_graph, walk
+from trt_engine.graph import edit_graph, qdq_rules, typed_graph, walk
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
 from trt_engine.graph.lint_rules.model_view import error, sort_findings
 from trt_engine.graph.operators import is_trt_only
-from trt_engine.graph.qdq_rules import (
-    FLOAT_TYPES,
-    check_blocks,
-    check_channel_axes,
-    check_pairs,
-    check_quantized_types,
-    check_scales,
-    check_score_scales,
-    check_zero_points,
-)
 from trt_engine.graph.tensorrt_operators import is_unsupported
 from trt_engine.graph.typed_graph import ModelView, Tensor, type_label
 from trt_engine.records.base import Finding
@@ -63,7 +53,7 @@ def _check_operand_types(seen: ModelView) -> Iterator[Finding]:
             formal = signature.input(position)
             if not signature.allows(formal, tensor.type_str):
                 allowed = signature.variables.get(formal, frozenset((formal,)))
-                floats = sorted(type_label(kind) for kind in allowed if kind in FLOAT_TYPES)
+                floats = sorted(type_label(kind) for kind in allowed if kind in qdq_rules.FLOAT_TYPES)
                 yield error(
                     "type-not-taken",
                     f"`{op.node.op_type}` reads `{tensor.name}` in {type_label(tensor.type_str)}, which it does not take "
@@ -85,7 +75,11 @@ def _check_operand_types(seen: ModelView) -> Iterator[Finding]:
             bound.setdefault(formal, (position, tensor))
         if op.node.op_type == "Pow" and len(op.inputs) == 2 and op.inputs[0] and op.inputs[1]:
             base, exponent = op.inputs[0], op.inputs[1]
-            if base.type_str in FLOAT_TYPES and exponent.type_str in FLOAT_TYPES and base.type_str != exponent.type_str:
+            if (
+                base.type_str in qdq_rules.FLOAT_TYPES
+                and exponent.type_str in qdq_rules.FLOAT_TYPES
+                and base.type_str != exponent.type_str
+            ):
                 yield error(
                     "types-differ",
                     f"`Pow` reads `{base.name}` in {type_label(base.type_str)} and `{exponent.name}` in "
@@ -210,11 +204,11 @@ _RULES: tuple[Callable[[ModelView], Iterator[Finding]], ...] = (
     _check_output_types,
     _check_known_types,
     _check_uint8,
-    check_zero_points,
-    check_quantized_types,
-    check_scales,
-    check_channel_axes,
-    check_blocks,
-    check_pairs,
-    check_score_scales,
+    qdq_rules.check_zero_points,
+    qdq_rules.check_quantized_types,
+    qdq_rules.check_scales,
+    qdq_rules.check_channel_axes,
+    qdq_rules.check_blocks,
+    qdq_rules.check_pairs,
+    qdq_rules.check_score_scales,
 )

@@ -15,51 +15,24 @@ from trt_engine.config.precision import CastConfig
 from trt_engine.graph import stored_tensors, typed_graph, walk
 from trt_engine.graph.edit_graph import free_name, read_tensor, replace_items, set_attribute, used_names
 from trt_engine.graph.typed_graph import FLOAT, Op, Scope, Tensor
-from trt_engine.precision.cast_rules import (
-    ANY_TYPE_INPUT,
-    ARITHMETIC_OPS,
-    CONTROL_FLOW,
-    DTYPE_ATTRIBUTES,
-    ELEM_TYPES,
-    FP32_INPUTS_FROM,
-    FP32_ONLY,
-    FREE_OUTPUT_TYPE,
-    INDEX_TYPES,
-    LAYOUT_OPS,
-    MASK_OPS,
-    MAX_FINITE,
-    MAX_SCALE_ERROR,
-    NUMPY_DTYPES,
-    PROPAGATING_OPS,
-    QDQ,
-    SQUARE_SUMS,
-    TYPE_STRS,
-    UNDER_ROOT_OPS,
-    CastChanges,
-    Variant,
-    fp32_tensors,
-    is_constant,
-    is_read_by,
-    report_reasons,
-    runtime_inputs,
-    to_half,
-    uses_fp32,
-)
+from trt_engine.precision import cast_rules
 from trt_engine.precision.layer_selection import Exclusions
 from trt_engine.records.precision import Fp32Node, Fp32ReasonCode, RangesReport
 
 _NORM_REASON = "part of a normalisation: squares and their root leave FP16's range and lose BF16's digits"
 _SUMS = ("Add", "Sub")
-_BEHIND_ROOT = LAYOUT_OPS | frozenset("Add Sub Mul Div Max Min Clip Reciprocal".split())
+_BEHIND_ROOT = cast_rules.LAYOUT_OPS | frozenset("Add Sub Mul Div Max Min Clip Reciprocal".split())
 
 
 class CastRewriter:
     """Selects the nodes to keep in FP32, with reasons, then rewrites the graph."""
 
-    def __init__(self, proto: ModelProto, to: str, folder: Path, config: CastConfig, changes: CastChanges) -> None:
+    def __init__(
+        self, proto: ModelProto, to: str, folder: Path, config: CastConfig, changes: cast_rules.CastChanges
+    ) -> None:
         self.proto, self.to, self.folder, self.config, self.changes = proto, to, folder, config, changes
-        self.limit = min(config.max_constant or math.inf, MAX_FINITE[to])
-        self.kind = TYPE_STRS[to]
+        self.limit = min(config.max_constant or math.inf, cast_rules.MAX_FINITE[to])
+        self.kind = cast_rules.TYPE_STRS[to]
         self.main = typed_graph.build_typed_graph(proto)
         self.ops = list(self.main.all_ops())
         self.kept: dict[Op, tuple[Fp32ReasonCode, str]] = {}
@@ -68,8 +41,8 @@ class CastRewriter:
         """Constants whose low-precision variant saturates instead of becoming infinite."""
         self.clamped: set[Tensor] = set()
         self.losses: dict[Tensor, stored_tensors.CastLoss] = {}
-        self.variant_names: dict[tuple[Tensor, Variant], str] = {}
-        self.required_variants: defaultdict[Tensor, set[Variant]] = defaultdict(set)
+        self.variant_names: dict[tuple[Tensor, cast_rules.Variant], str] = {}
+        self.required_variants: defaultdict[Tensor, set[cast_rules.Variant]] = defaultdict(set)
         self.used_names = used_names(proto)
 
     def keep_node(self, op: Op, code: Fp32ReasonCode, reason: str) -> bool:
@@ -98,7 +71,7 @@ class CastRewriter:
         """Keep the nodes of a ranges report, with its reasons."""
         if ranges is None:
             return
-        reasons = ranges if isinstance(ranges, Mapping) else report_reasons(ranges)
+        reasons = ranges if isinstance(ranges, Mapping) else cast_rules.report_reasons(ranges)
         for op in self.ops:
             found = next((reasons[name] for name in (op.label, *op.node.output) if name in reasons), None)
             if found is not None:
@@ -108,7 +81,7 @@ class CastRewriter:
         """Keep the nodes that the low type does not support or would break."""
         for op in self.ops:
             if (reason := self.unsupported_reason(op)) is not None:
-                if op.bodies and op.node.op_type not in CONTROL_FLOW:
+                if op.bodies and op.node.op_type not in cast_rules.CONTROL_FLOW:
                     self.keep_with_bodies(op, "type", reason)
                 else:
                     self.keep_node(op, "type", reason)
@@ -122,26 +95,26 @@ class CastRewriter:
         present = [tensor for tensor in (*op.inputs, *op.outputs) if tensor is not None]
         if not any("(float)" in tensor.type_str or not tensor.type_str for tensor in present):
             return None
-        if op.qualified_name in FP32_ONLY:
-            return f"`{op.qualified_name}`: {FP32_ONLY[op.qualified_name]}"
+        if op.qualified_name in cast_rules.FP32_ONLY:
+            return f"`{op.qualified_name}`: {cast_rules.FP32_ONLY[op.qualified_name]}"
         if op.node.op_type.startswith("Scatter") and any(item.name == "reduction" for item in op.node.attribute):
             return "it adds up what meets in one place, for which ONNX Runtime's CPU provider has no 16-bit kernel"
         if op.signature is None:
             return f"the types `{op.qualified_name}` takes are not known"
         for item in op.node.attribute:
-            if item.t.data_type == TensorProto.FLOAT and op.qualified_name not in FREE_OUTPUT_TYPE:
+            if item.t.data_type == TensorProto.FLOAT and op.qualified_name not in cast_rules.FREE_OUTPUT_TYPE:
                 return f"its attribute `{item.name}` is FP32, and so is what it reads"
         if any("(float)" in tensor.type_str and tensor.type_str != FLOAT for tensor in present):
             return "sequences and optionals keep their type"
         unknown = next((tensor for tensor in present if not tensor.type_str), None)
         if unknown is not None:
             return f"the type of `{unknown.name}` is not known"
-        if op.bodies and op.node.op_type not in CONTROL_FLOW:
+        if op.bodies and op.node.op_type not in cast_rules.CONTROL_FLOW:
             return "operators of sequences keep their type"
-        if op.node.op_type in ("Constant", *ANY_TYPE_INPUT) and op.node.op_type not in ("Cast", "CastLike"):
+        if op.node.op_type in ("Constant", *cast_rules.ANY_TYPE_INPUT) and op.node.op_type not in ("Cast", "CastLike"):
             return None
-        bound = {op.signature.input(at) for at, _ in fp32_tensors(op.inputs) if self.accepts_half(op, at)}
-        outputs = fp32_tensors(op.outputs)
+        bound = {op.signature.input(at) for at, _ in cast_rules.fp32_tensors(op.inputs) if self.accepts_half(op, at)}
+        outputs = cast_rules.fp32_tensors(op.outputs)
         refused = f"takes no {self.to} at opset {self.changes.opset[1]}"
         for position, _ in outputs:
             if self.is_fp32_output(op, position):
@@ -149,15 +122,15 @@ class CastRewriter:
             formal = op.signature.output(position)
             if not op.signature.allows(formal, self.kind):
                 return f"`{op.node.op_type}` {refused}"
-            if formal not in bound and op.node.op_type not in FREE_OUTPUT_TYPE:
+            if formal not in bound and op.node.op_type not in cast_rules.FREE_OUTPUT_TYPE:
                 return f"`{op.node.op_type}` {refused}" if bound else "its output does not follow its inputs"
-        if outputs or op.node.op_type in FREE_OUTPUT_TYPE:
+        if outputs or op.node.op_type in cast_rules.FREE_OUTPUT_TYPE:
             return None
         return None if bound else f"`{op.node.op_type}` {refused}"
 
     def accepts_half(self, op: Op, position: int) -> bool:
         """True if that input may have the low type."""
-        if op.signature is None or position >= FP32_INPUTS_FROM.get(op.node.op_type, 1 << 30):
+        if op.signature is None or position >= cast_rules.FP32_INPUTS_FROM.get(op.node.op_type, 1 << 30):
             return False
         return op.signature.allows(op.signature.input(position), self.kind)
 
@@ -170,11 +143,13 @@ class CastRewriter:
     def keep_constants(self) -> None:
         """Keep the readers of constants that the type cannot represent."""
         shrunk = 0
-        for _, tensor in fp32_tensors(item for scope in self.main.all_scopes() for item in scope.tensors.values()):
+        for _, tensor in cast_rules.fp32_tensors(
+            item for scope in self.main.all_scopes() for item in scope.tensors.values()
+        ):
             if tensor.value is None:
                 continue
             facts = self.losses[tensor] = stored_tensors.cast_loss(
-                tensor.value, self.folder, NUMPY_DTYPES[self.to], self.limit
+                tensor.value, self.folder, cast_rules.NUMPY_DTYPES[self.to], self.limit
             )
             if facts.overflowed:
                 self.keep_overflowing(tensor, facts)
@@ -183,7 +158,11 @@ class CastRewriter:
             elif facts.underflowed:
                 shrunk += facts.underflowed
             for op, position in tensor.consumers:
-                if op.node.op_type in QDQ and position == 1 and facts.max_rel_error > MAX_SCALE_ERROR:
+                if (
+                    op.node.op_type in cast_rules.QDQ
+                    and position == 1
+                    and facts.max_rel_error > cast_rules.MAX_SCALE_ERROR
+                ):
                     self.keep_node(op, "scale", f"its scale {facts.smallest:.3g} is too small for {self.to}")
         if shrunk:
             self.changes.notes.append(f"{shrunk} single weights are too small for {self.to} and became 0")
@@ -193,7 +172,7 @@ class CastRewriter:
         others = [op for op, _ in tensor.consumers if op not in clips]
         if clips:
             self.saturated.add(tensor)  # a bound beyond the range binds nothing: exact for every finite number
-        is_mask = facts.one_sided and all(op.node.op_type in MASK_OPS for op in others)
+        is_mask = facts.one_sided and all(op.node.op_type in cast_rules.MASK_OPS for op in others)
         if is_mask and self.config.clamp_masks:
             self.clamped.add(tensor)
             self.saturated.add(tensor)
@@ -219,17 +198,17 @@ class CastRewriter:
             self.keep_node(
                 op, "constant", reason if op is first else f"reads numbers beyond {self.to} made by `{origin}`"
             )
-            if op.node.op_type not in PROPAGATING_OPS:
+            if op.node.op_type not in cast_rules.PROPAGATING_OPS:
                 continue
-            for _, made in fp32_tensors(op.outputs):
+            for _, made in cast_rules.fp32_tensors(op.outputs):
                 for user, position in made.consumers:
-                    if user in met or (user.node.op_type in ANY_TYPE_INPUT and user.node.op_type != "Cast"):
+                    if user in met or (user.node.op_type in cast_rules.ANY_TYPE_INPUT and user.node.op_type != "Cast"):
                         continue
                     met.add(user)
                     divides = user.node.op_type == "Div" and position == 1
                     if divides:
                         self.keep_node(user, "constant", f"reads numbers beyond {self.to} made by `{origin}`")
-                    elif fp32_tensors(user.outputs) or user.inputs:
+                    elif cast_rules.fp32_tensors(user.outputs) or user.inputs:
                         queue.append(user)
 
     def keep_underflowing(self, tensor: Tensor, facts: stored_tensors.CastLoss) -> None:
@@ -246,12 +225,13 @@ class CastRewriter:
                     for user, _ in made.consumers if made is not None else ():
                         kind = user.node.op_type
                         if user in met or (
-                            kind not in LAYOUT_OPS and kind not in ("Sqrt", "Pow", "Log", "Reciprocal", "Div")
+                            kind not in cast_rules.LAYOUT_OPS
+                            and kind not in ("Sqrt", "Pow", "Log", "Reciprocal", "Div")
                         ):
                             continue
                         met.add(user)
                         self.keep_node(user, "constant", f"reads what `{op.label}` guards with {facts.largest:.3g}")
-                        if kind in ("Sqrt", "Pow") or kind in LAYOUT_OPS:
+                        if kind in ("Sqrt", "Pow") or kind in cast_rules.LAYOUT_OPS:
                             queue.append(user)
 
     # -------------------------------------------------------------------------------------------- normalisations
@@ -261,7 +241,7 @@ class CastRewriter:
         the squares to what is divided by their root. The operators for them keep these numbers in FP32 too."""
         reached: dict[Tensor, bool] = {}
         for op in self.ops:
-            if op.qualified_name in SQUARE_SUMS and uses_fp32(op):
+            if op.qualified_name in cast_rules.SQUARE_SUMS and cast_rules.uses_fp32(op):
                 self.keep_squares(op)
                 self.keep_divided(op)
             elif self.is_root(op) and self.leads_to_square(op.input(0), reached):
@@ -275,7 +255,7 @@ class CastRewriter:
 
     def is_square(self, op: Op) -> bool:
         kind = op.qualified_name
-        if kind in SQUARE_SUMS:
+        if kind in cast_rules.SQUARE_SUMS:
             return True
         same = kind == "Mul" and op.inputs[0] is op.inputs[1] and op.inputs[0] is not None
         return same or (kind == "Pow" and self.constant_number(op.input(1)) == 2)
@@ -312,8 +292,8 @@ class CastRewriter:
             met.append(item)
             if self.is_square(maker):
                 reached[item] = found = True
-            elif maker.qualified_name in UNDER_ROOT_OPS and not self.is_root(maker):
-                waiting += [made for _, made in fp32_tensors(maker.inputs) if made not in met]
+            elif maker.qualified_name in cast_rules.UNDER_ROOT_OPS and not self.is_root(maker):
+                waiting += [made for _, made in cast_rules.fp32_tensors(maker.inputs) if made not in met]
         if not found:
             reached.update(dict.fromkeys(met, False))
         return found
@@ -322,7 +302,7 @@ class CastRewriter:
         """Keep what is between a root and the squares under it."""
         waiting, met = [root], {root}
         while waiting:
-            for _, tensor in fp32_tensors(waiting.pop().inputs):
+            for _, tensor in cast_rules.fp32_tensors(waiting.pop().inputs):
                 maker = tensor.producer
                 if maker is None or maker in met or not self.leads_to_square(tensor, reached):
                     continue
@@ -336,7 +316,7 @@ class CastRewriter:
     def keep_squares(self, op: Op) -> None:
         """Keep a square, and the mean or the difference from it that it is of."""
         self.keep_node(op, "norm", _NORM_REASON)
-        for _, tensor in fp32_tensors(op.inputs):
+        for _, tensor in cast_rules.fp32_tensors(op.inputs):
             self.keep_centring(tensor)
             if (mean := self.mean_of(tensor)) is not None:
                 self.keep_node(mean, "norm", _NORM_REASON)
@@ -346,14 +326,14 @@ class CastRewriter:
         op = tensor.producer
         if op is None or op.qualified_name != "Sub":
             return
-        means = [mean for _, side in fp32_tensors(op.inputs) if (mean := self.mean_of(side)) is not None]
+        means = [mean for _, side in cast_rules.fp32_tensors(op.inputs) if (mean := self.mean_of(side)) is not None]
         if means:
             for item in (op, *means):
                 self.keep_node(item, "norm", _NORM_REASON)
 
     def mean_of(self, tensor: Tensor) -> Op | None:
         op: Op | None = tensor.producer
-        while op is not None and op.node.op_type in LAYOUT_OPS and not walk.domain_of(op.node):
+        while op is not None and op.node.op_type in cast_rules.LAYOUT_OPS and not walk.domain_of(op.node):
             first = op.input(0)
             op = first.producer if first is not None else None
         return op if op is not None and op.qualified_name in ("ReduceMean", "GlobalAveragePool") else None
@@ -363,11 +343,11 @@ class CastRewriter:
         waiting, met, divided = [root], {root}, set[Op]()
         while waiting:
             op = waiting.pop()
-            for user in (user for _, made in fp32_tensors(op.outputs) for user, _ in made.consumers):
+            for user in (user for _, made in cast_rules.fp32_tensors(op.outputs) for user, _ in made.consumers):
                 kind = user.qualified_name
                 if user in met or kind not in (_SUMS if op in divided else _BEHIND_ROOT):
                     continue
-                sides = [item for _, item in fp32_tensors(user.inputs) if not is_constant(item)]
+                sides = [item for _, item in cast_rules.fp32_tensors(user.inputs) if not cast_rules.is_constant(item)]
                 others = [item for item in sides if item.producer not in met]
                 if others and kind not in ("Mul", "Div"):
                     continue
@@ -391,19 +371,21 @@ class CastRewriter:
                 continue
             kind = op.node.op_type
             first = op.inputs[0] if op.inputs else None
-            starts = kind == "Range" or (kind == "Cast" and first is not None and first.type_str in INDEX_TYPES)
-            reads = [tensor for _, tensor in fp32_tensors(op.inputs) if not is_constant(tensor)]
+            starts = kind == "Range" or (
+                kind == "Cast" and first is not None and first.type_str in cast_rules.INDEX_TYPES
+            )
+            reads = [tensor for _, tensor in cast_rules.fp32_tensors(op.inputs) if not cast_rules.is_constant(tensor)]
             follows = (
                 bool(reads)
                 and all(tensor in index for tensor in reads)
                 and (
-                    kind in ARITHMETIC_OPS
-                    or kind in LAYOUT_OPS
-                    or (kind == "MatMul" and is_read_by(op, ("Sin", "Cos")))
+                    kind in cast_rules.ARITHMETIC_OPS
+                    or kind in cast_rules.LAYOUT_OPS
+                    or (kind == "MatMul" and cast_rules.is_read_by(op, ("Sin", "Cos")))
                 )
             )
             if starts or follows:
-                made = [tensor for _, tensor in fp32_tensors(op.outputs)]
+                made = [tensor for _, tensor in cast_rules.fp32_tensors(op.outputs)]
                 if made or (follows and kind != "Cast"):
                     self.keep_node(op, "index", reason)
                 index.update(made)
@@ -411,11 +393,11 @@ class CastRewriter:
                 self.keep_node(op, "index", "joins indices with other values")
         for op in self.ops:
             if op.node.op_type == "Cast" and op.outputs and op.outputs[0] is not None:
-                if op.outputs[0].type_str in INDEX_TYPES:
+                if op.outputs[0].type_str in cast_rules.INDEX_TYPES:
                     self.keep_upstream(op.inputs[0], reason)
-            elif op.node.op_type in ("Range", *FP32_INPUTS_FROM):
+            elif op.node.op_type in ("Range", *cast_rules.FP32_INPUTS_FROM):
                 for position, tensor in enumerate(op.inputs):
-                    if position >= FP32_INPUTS_FROM.get(op.node.op_type, 0):
+                    if position >= cast_rules.FP32_INPUTS_FROM.get(op.node.op_type, 0):
                         self.keep_upstream(tensor, reason)
 
     def keep_upstream(self, tensor: Tensor | None, reason: str) -> None:
@@ -428,7 +410,7 @@ class CastRewriter:
                 continue
             met.add(item)
             op = item.producer
-            if walk.domain_of(op.node) or op.node.op_type not in ARITHMETIC_OPS | LAYOUT_OPS:
+            if walk.domain_of(op.node) or op.node.op_type not in cast_rules.ARITHMETIC_OPS | cast_rules.LAYOUT_OPS:
                 continue
             self.keep_node(op, "index", reason)
             queue.extend(op.inputs)
@@ -439,9 +421,9 @@ class CastRewriter:
         while changed:
             changed = False
             for op in self.ops:
-                if op in self.kept or op.node.op_type not in LAYOUT_OPS or walk.domain_of(op.node):
+                if op in self.kept or op.node.op_type not in cast_rules.LAYOUT_OPS or walk.domain_of(op.node):
                     continue
-                reads = fp32_tensors(op.inputs)
+                reads = cast_rules.fp32_tensors(op.inputs)
                 users = [user for made in op.outputs if made is not None for user, _ in made.consumers]
                 leaves = any(made is not None and made.output_of for made in op.outputs)
                 if not reads or not users or leaves:
@@ -453,7 +435,7 @@ class CastRewriter:
 
     # -------------------------------------------------------------------------------------------- homes and demands
 
-    def produced_variant(self, tensor: Tensor) -> Variant:
+    def produced_variant(self, tensor: Tensor) -> cast_rules.Variant:
         """The type a tensor is produced in; constants are converted instead."""
         if tensor.producer is not None:
             op = tensor.producer
@@ -466,25 +448,25 @@ class CastRewriter:
             return "float" if self.config.keep_io else "low"
         return "float" if owner in self.kept else "low"
 
-    def required_variant(self, op: Op, position: int, tensor: Tensor) -> Variant:
+    def required_variant(self, op: Op, position: int, tensor: Tensor) -> cast_rules.Variant:
         """The type a node reads an input in."""
         kind = op.node.op_type
-        if kind in ANY_TYPE_INPUT and position == 0 and not walk.domain_of(op.node):
+        if kind in cast_rules.ANY_TYPE_INPUT and position == 0 and not walk.domain_of(op.node):
             return "float" if tensor.value is not None else self.produced_variant(tensor)
         if op in self.kept:
             return "float"
-        if kind in CONTROL_FLOW:
+        if kind in cast_rules.CONTROL_FLOW:
             return "low"
         return "low" if self.accepts_half(op, position) else "float"
 
-    def output_variant(self, scope: Scope) -> Variant:
+    def output_variant(self, scope: Scope) -> cast_rules.Variant:
         """The type of a scope's outputs."""
         if scope.owner is None:
             return "float" if self.config.keep_io else "low"
         return "float" if scope.owner in self.kept else "low"
 
-    def elem_type(self, variant: Variant) -> int:
-        return ELEM_TYPES[self.to] if variant == "low" else TensorProto.FLOAT
+    def elem_type(self, variant: cast_rules.Variant) -> int:
+        return cast_rules.ELEM_TYPES[self.to] if variant == "low" else TensorProto.FLOAT
 
     # -------------------------------------------------------------------------------------------- the rewrite
 
@@ -492,21 +474,21 @@ class CastRewriter:
         """Apply the selection to the graph."""
         self.count_nodes()
         for op in self.ops:
-            for position, tensor in fp32_tensors(op.inputs):
+            for position, tensor in cast_rules.fp32_tensors(op.inputs):
                 self.required_variants[tensor].add(self.required_variant(op, position, tensor))
         for scope in self.main.all_scopes():
-            for _, tensor in fp32_tensors(scope.outputs):
+            for _, tensor in cast_rules.fp32_tensors(scope.outputs):
                 self.required_variants[tensor].add(self.output_variant(scope))
         for scope in self.main.all_scopes():
-            for _, tensor in fp32_tensors(scope.tensors.values()):
+            for _, tensor in cast_rules.fp32_tensors(scope.tensors.values()):
                 self.assign_names(tensor)
         self.rewrite_scope(self.main)
 
     def count_nodes(self) -> None:
         for op in self.ops:
-            if op.node.op_type == "Constant" or not uses_fp32(op):
+            if op.node.op_type == "Constant" or not cast_rules.uses_fp32(op):
                 continue
-            if op.node.op_type in ANY_TYPE_INPUT and not fp32_tensors(op.outputs):
+            if op.node.op_type in cast_rules.ANY_TYPE_INPUT and not cast_rules.fp32_tensors(op.outputs):
                 continue  # accepts any type
             self.changes.nodes += 1
             if op in self.kept:
@@ -521,12 +503,12 @@ class CastRewriter:
         wanted = self.required_variants[tensor]
         outside = next((self.output_variant(scope) for scope in tensor.output_of if scope.owner is None), None)
         if tensor.value is not None:
-            first: Variant = "float" if "float" in wanted or not wanted else "low"
+            first: cast_rules.Variant = "float" if "float" in wanted or not wanted else "low"
         else:
             first = self.produced_variant(tensor)
             wanted = {*wanted, first}
         owner = outside or first
-        other: Variant = "low" if owner == "float" else "float"
+        other: cast_rules.Variant = "low" if owner == "float" else "float"
         self.variant_names[tensor, owner] = tensor.name
         if other in wanted:
             short = self.to if other == "low" else "fp32"
@@ -536,9 +518,9 @@ class CastRewriter:
         graph = scope.graph
         made: list[NodeProto] = []
         if scope.owner is not None or not self.config.keep_io:
-            for tensor, value in zip(scope.inputs, runtime_inputs(graph), strict=True):
+            for tensor, value in zip(scope.inputs, cast_rules.runtime_inputs(graph), strict=True):
                 if tensor.type_str == FLOAT and self.produced_variant(tensor) == "low":
-                    value.type.tensor_type.elem_type = ELEM_TYPES[self.to]
+                    value.type.tensor_type.elem_type = cast_rules.ELEM_TYPES[self.to]
         for tensor in scope.tensors.values():
             if tensor.type_str == FLOAT and tensor.producer is None and tensor.value is None:
                 made.extend(self.make_casts(tensor))
@@ -551,7 +533,7 @@ class CastRewriter:
                 continue
             self.rewrite_node(op)
             made.append(op.node)
-            for _, output in fp32_tensors(op.outputs):
+            for _, output in cast_rules.fp32_tensors(op.outputs):
                 made.extend(self.make_casts(output))
         replace_items(graph.node, made)
         self.rewrite_value_info(scope)
@@ -559,9 +541,9 @@ class CastRewriter:
     def rewrite_node(self, op: Op) -> None:
         """Update a node's tensor names and type attributes. Raises `ModelError` for a constant that cannot be read."""
         node = op.node
-        for position, tensor in fp32_tensors(op.inputs):
+        for position, tensor in cast_rules.fp32_tensors(op.inputs):
             node.input[position] = self.variant_names[tensor, self.required_variant(op, position, tensor)]
-        outputs = fp32_tensors(op.outputs)
+        outputs = cast_rules.fp32_tensors(op.outputs)
         for position, output in outputs:
             node.output[position] = self.variant_names[output, self.produced_variant(output)]
         if op in self.kept or not outputs:
@@ -569,18 +551,20 @@ class CastRewriter:
         if node.op_type == "ConstantOfShape":
             value = next((item.t for item in node.attribute if item.name == "value"), None)
             zero = np.zeros(1, np.float32) if value is None else read_tensor(value, self.folder)
-            tensor = helper.make_tensor("value", ELEM_TYPES[self.to], [1], to_half(zero, self.to).tobytes(), raw=True)
+            tensor = helper.make_tensor(
+                "value", cast_rules.ELEM_TYPES[self.to], [1], cast_rules.to_half(zero, self.to).tobytes(), raw=True
+            )
             set_attribute(node, "value", tensor)
-        name = DTYPE_ATTRIBUTES.get(node.op_type)
+        name = cast_rules.DTYPE_ATTRIBUTES.get(node.op_type)
         if name is not None and not walk.domain_of(node):
             given = walk.attributes(node).get(name)
             if given or node.op_type in ("RandomNormal", "RandomUniform") or name == "output_datatype":
-                set_attribute(node, name, ELEM_TYPES[self.to])
+                set_attribute(node, name, cast_rules.ELEM_TYPES[self.to])
 
     def make_casts(self, tensor: Tensor) -> Iterator[NodeProto]:
         """Yield the Cast to the other type if a consumer needs it."""
         home = self.produced_variant(tensor)
-        other: Variant = "low" if home == "float" else "float"
+        other: cast_rules.Variant = "low" if home == "float" else "float"
         if (tensor, other) not in self.variant_names or (
             other not in self.required_variants.get(tensor, ()) and self.variant_names[tensor, other] != tensor.name
         ):
@@ -594,7 +578,7 @@ class CastRewriter:
             "Cast", [self.variant_names[tensor, home]], [target], name=name, to=self.elem_type(other)
         )
 
-    def named_variants(self, tensor: Tensor) -> Iterator[tuple[Variant, str]]:
+    def named_variants(self, tensor: Tensor) -> Iterator[tuple[cast_rules.Variant, str]]:
         """Yield the variants of a constant and their names."""
         for wanted in ("float", "low"):
             if (tensor, wanted) in self.variant_names:
@@ -621,7 +605,7 @@ class CastRewriter:
                 copy.name = name
                 yield copy
                 continue
-            limit = MAX_FINITE[self.to] if tensor in self.saturated else None
+            limit = cast_rules.MAX_FINITE[self.to] if tensor in self.saturated else None
             self.changes.converted += wanted == "low"
             yield stored_tensors.convert(item, name, self.elem_type(wanted), limit, self.folder, self.changes.deferred)
 

@@ -29,14 +29,8 @@ from trt_engine.graph.cost import Cost, model_cost
 from trt_engine.graph.load import read_proto
 from trt_engine.graph.module_paths import ModulePaths
 from trt_engine.graph.shape_inference import flatten
+from trt_engine.profiling import kernel_categories
 from trt_engine.profiling.instruments.capture import Capture, HostSpan, IntervalSet, Launch, SpanIndex
-from trt_engine.profiling.kernel_categories import (
-    kernel_category,
-    operator_category,
-    share_by_category,
-    short_name,
-    split_by_inference,
-)
 from trt_engine.profiling.roofline import sum_known
 from trt_engine.records.profile import NON_COMPUTE, Activity, CategoryShare, LayerProfile, LayerRow
 from trt_engine.tensors import Shape, Tensors
@@ -122,7 +116,7 @@ def _match_order(capture: Capture, rows: Sequence[LayerRow]) -> dict[int, str]:
         return {}
     places = {id(item): index for index, item in enumerate(capture.activities)}
     found: dict[int, str] = {}
-    for items in split_by_inference(capture):
+    for items in kernel_categories.split_by_inference(capture):
         kernels = [item for item in items if item.kind == "kernel"]
         if len(kernels) != len(rows) or not all(map(_is_plausible, kernels, rows)):
             return {}
@@ -135,7 +129,7 @@ def _is_plausible(item: Activity, row: LayerRow) -> bool:
     mine, theirs = _MYELIN.match(item.name), _MYELIN.match(row.name)
     if mine or theirs:
         return bool(mine and theirs and mine[1] == theirs[1])
-    kind = kernel_category(item.name)
+    kind = kernel_categories.kernel_category(item.name)
     return kind == row.category or "other" in (kind, row.category) or {kind, row.category} <= {"copy", "reformat"}
 
 
@@ -237,9 +231,9 @@ def transfer_attribution(source: Capture, attribution: Attribution, target: Capt
         return Attribution({}, "", 0.0, attribution.note or "the layers of the first capture are unknown")
     places = {id(item): index for index, item in enumerate(target.activities)}
     layers: dict[int, str] = {}
-    for items in split_by_inference(target):
+    for items in kernel_categories.split_by_inference(target):
         kernels = _launch_order(target, items)
-        if [short_name(item.name) for item in kernels] != [name for name, _ in pattern]:
+        if [kernel_categories.short_name(item.name) for item in kernels] != [name for name, _ in pattern]:
             return Attribution({}, "", 0.0, "the two captures do not run the same kernels in the same order")
         layers.update(
             (places[id(item)], layer) for item, (_, layer) in zip(kernels, pattern, strict=True) if layer is not None
@@ -253,13 +247,13 @@ def _inference_pattern(capture: Capture, found: Attribution) -> list[tuple[str, 
     A kernel with one known layer in any inference gets it; with two different ones it gets none.
     """
     places = {id(item): index for index, item in enumerate(capture.activities)}
-    orders = [_launch_order(capture, items) for items in split_by_inference(capture)]
+    orders = [_launch_order(capture, items) for items in kernel_categories.split_by_inference(capture)]
     if not found.layers or not orders or any([i.name for i in one] != [i.name for i in orders[0]] for one in orders):
         return []
     pattern: list[tuple[str, str | None]] = []
     for items in zip(*orders, strict=True):
         layers = {found.layers[places[id(item)]] for item in items if places[id(item)] in found.layers}
-        pattern.append((short_name(items[0].name), layers.pop() if len(layers) == 1 else None))
+        pattern.append((kernel_categories.short_name(items[0].name), layers.pop() if len(layers) == 1 else None))
     return pattern
 
 
@@ -306,7 +300,7 @@ def profile_layers(
 
 def _with_category(row: LayerRow) -> LayerRow:
     """The row with its category, by name, else by the backend's kind (`reformat`, `matrix`)."""
-    found = operator_category(row.kind, name=row.name, is_data_movement=row.category == "reformat")
+    found = kernel_categories.operator_category(row.kind, name=row.name, is_data_movement=row.category == "reformat")
     if found == "other":
         found = row.category
     precision = "" if found in NON_COMPUTE else row.precision
@@ -399,7 +393,7 @@ def _with_flops(rows: Sequence[LayerRow], by_node: Mapping[str, int]) -> tuple[L
 
 def layer_shares(layers: LayerProfile) -> tuple[CategoryShare, ...]:
     """The time of one inference by layer category, longest first."""
-    return share_by_category(((row.category, row.median_ms, row.calls) for row in layers.rows), 1)
+    return kernel_categories.share_by_category(((row.category, row.median_ms, row.calls) for row in layers.rows), 1)
 
 
 def precision_shares(layers: LayerProfile) -> dict[str, float]:

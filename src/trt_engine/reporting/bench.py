@@ -13,29 +13,9 @@ from trt_engine.benchmark.trtexec_style_log import first_line, format_float
 from trt_engine.format import MIB, format_bytes, format_column, format_int, format_or_dash, join_names
 from trt_engine.records.bench import BenchRecord, LoggedTimes, LogReport, Protocol
 from trt_engine.records.percentiles import Summary, percentile, summarize
+from trt_engine.reporting import document, tables
 from trt_engine.reporting.charts import Bars, Box, Boxes, Chart, Histogram, Line, LineChart, Point
 from trt_engine.reporting.context import ReportContext
-from trt_engine.reporting.document import (
-    Block,
-    Commands,
-    Fact,
-    Facts,
-    KeyFigure,
-    Notice,
-    Paragraph,
-    Section,
-    make_facts,
-)
-from trt_engine.reporting.tables import (
-    Columns,
-    group_by,
-    make_table,
-    measurement_columns,
-    more_note,
-    number_columns,
-    summary_columns,
-    varying_columns,
-)
 from trt_engine.tensors import format_shape
 
 _MAX_HISTOGRAMS = 6  # histograms on one page; the table beside them has every measurement
@@ -47,12 +27,12 @@ _RULES = {
 }
 
 
-def bench_record(record: BenchRecord, artifacts: Mapping[str, str] | None = None) -> Iterator[Block]:
+def bench_record(record: BenchRecord, artifacts: Mapping[str, str] | None = None) -> Iterator[document.Block]:
     rule, summary = record.protocol, record.compute_summary()
     warmup = _format_span(rule.warmup_s, rule.min_warmup)
     modes = f"transfers {'on' if rule.transfers else 'off'}, graph {'on' if rule.graph else 'off'}"
-    yield Paragraph(first_line(record))
-    yield make_facts(
+    yield document.Paragraph(first_line(record))
+    yield document.make_facts(
         ("engine", f"{record.engine} ({record.backend})"),
         ("validation", record.validation or None),
         ("protocol", f"{rule.name}: {format_float(rule.duration_s)} s after {warmup} of warm-up, {modes}"),
@@ -87,11 +67,11 @@ def times_text(times: Summary | LoggedTimes, percentiles: Mapping[str, float]) -
     return f"{', '.join(f'{name} {format_float(value)}' for name, value in named.items())} ms"
 
 
-def stability_fact(stable: bool, instability: Sequence[str]) -> Fact:
+def stability_fact(stable: bool, instability: Sequence[str]) -> document.Fact:
     return "stable", "yes" if stable else f"no: {'; '.join(instability)}"
 
 
-def log_report(report: LogReport) -> Iterator[Block]:
+def log_report(report: LogReport) -> Iterator[document.Block]:
     """The values of a log."""
     what = f"TensorRT {report.trt_version}" if report.trt_version else report.protocol or "unknown version"
     rate, nbytes = report.throughput_qps, report.requested_bytes
@@ -102,7 +82,7 @@ def log_report(report: LogReport) -> Iterator[Block]:
         name.removesuffix("_ms").replace("_", " "): getattr(report, name)
         for name in ("latency_ms", "enqueue_ms", "h2d_ms", "gpu_compute_ms", "compute_ms", "d2h_ms")
     }
-    yield make_facts(
+    yield document.make_facts(
         ("log", f"{report.log} ({report.producer}, {what})"),
         ("status", report.status),
         ("cause", None if report.error_text is None else f"{report.error_class or 'unknown'}: {report.error_text}"),
@@ -121,23 +101,25 @@ def log_report(report: LogReport) -> Iterator[Block]:
 # ------------------------------------------------------------------------------------------------ the report
 
 
-def key_figures(records: Sequence[BenchRecord]) -> Iterator[KeyFigure]:
+def key_figures(records: Sequence[BenchRecord]) -> Iterator[document.KeyFigure]:
     if len({record.engine for record in records}) == 1:  # figures of different networks have no highest
         yield best_throughput(records)
         low = min(records, key=lambda record: record.batch)
         if (summary := low.compute_summary()) is not None:
             p99 = f"mean; p99 {format_or_dash(summary.p99)} ms"
-            yield KeyFigure(f"ms at batch {low.batch}", format_or_dash(summary.mean), p99)
-    yield KeyFigure("measurements", format_int(len(records)), f"{format_int(sum(r.queries for r in records))} queries")
+            yield document.KeyFigure(f"ms at batch {low.batch}", format_or_dash(summary.mean), p99)
+    yield document.KeyFigure(
+        "measurements", format_int(len(records)), f"{format_int(sum(r.queries for r in records))} queries"
+    )
 
 
-def best_throughput(records: Sequence[BenchRecord]) -> KeyFigure:
+def best_throughput(records: Sequence[BenchRecord]) -> document.KeyFigure:
     most = max(records, key=lambda record: record.images_per_s)
     which = "highest, " if len(records) > 1 else ""
-    return KeyFigure("images/s", format_or_dash(most.images_per_s), f"{which}at batch {most.batch}")
+    return document.KeyFigure("images/s", format_or_dash(most.images_per_s), f"{which}at batch {most.batch}")
 
 
-def notices(context: ReportContext) -> Iterator[Notice]:
+def notices(context: ReportContext) -> Iterator[document.Notice]:
     """Warnings of the measurements and of throttled clocks."""
     batches: dict[str, list[str]] = {}
     for record in context.records:
@@ -153,14 +135,14 @@ def notices(context: ReportContext) -> Iterator[Notice]:
         which = list(dict.fromkeys(named))
         if all(name.startswith("Batch ") for name in which):
             which = ["Batch " + ", ".join(name.removeprefix("Batch ") for name in which)]
-        yield Notice(f"{join_names(which, 4)}: {warning}")
+        yield document.Notice(f"{join_names(which, 4)}: {warning}")
     if len({(record.protocol.name, record.device) for record in context.records}) > 1:
-        yield Notice("Measured under several protocols or devices: only rows that agree in both compare.")
+        yield document.Notice("Measured under several protocols or devices: only rows that agree in both compare.")
 
 
-def measurements_section(context: ReportContext, records: Sequence[BenchRecord]) -> Section:
+def measurements_section(context: ReportContext, records: Sequence[BenchRecord]) -> document.Section:
     summaries = [context.summaries[id(record)] for record in records]
-    different = varying_columns(
+    different = tables.varying_columns(
         (
             ("engine", [context.display_path(record.engine)[0] for record in records]),
             ("backend", [record.backend for record in records]),
@@ -168,12 +150,12 @@ def measurements_section(context: ReportContext, records: Sequence[BenchRecord])
             ("protocol", [record.protocol.name for record in records]),
         )
     )
-    columns = [*different, *measurement_columns(records, summaries)]
+    columns = [*different, *tables.measurement_columns(records, summaries)]
     caption = f"One row for each measurement; times in ms per query, {context.timing_scope()}"
-    blocks: list[Block] = [make_table(caption, columns, words=len(different))]
+    blocks: list[document.Block] = [tables.make_table(caption, columns, words=len(different))]
     if len({record.batch for record in records}) > 1:
         blocks.insert(0, tuple(_batch_charts(context, records)))
-    return Section("measurements", "Measurements", tuple(blocks))
+    return document.Section("measurements", "Measurements", tuple(blocks))
 
 
 def confidence_note(record: BenchRecord | None, stable: bool = True) -> str:
@@ -187,7 +169,7 @@ def _batch_charts(context: ReportContext, records: Sequence[BenchRecord]) -> Ite
     ordered = sorted(records, key=lambda record: record.batch)
     times = {id(r): s.mean / r.batch for r in records if (s := context.summaries[id(r)]) is not None}
     rates = {id(r): r.images_per_s for r in records}
-    groups = group_by(records, lambda r: f"{r.backend}, {r.device}, {r.protocol.name}")
+    groups = tables.group_by(records, lambda r: f"{r.backend}, {r.device}, {r.protocol.name}")
     single = len(groups) == 1 and len({record.batch for record in records}) == len(records)
     for key, title, unit, values in (
         ("throughput", "Throughput by batch size", "images/s", rates),
@@ -213,7 +195,7 @@ def points_line(name: str, points: Sequence[tuple[int, float, bool]], *, labelle
     return Line(name, marked, "solid" if len({p.x for p in marked}) == len(marked) else "points")
 
 
-def distribution_section(context: ReportContext) -> Section | None:
+def distribution_section(context: ReportContext) -> document.Section | None:
     records = [record for record in context.records if record.compute_ms]
     if not records:
         return None
@@ -221,16 +203,16 @@ def distribution_section(context: ReportContext) -> Section | None:
     charts = _box_charts(context, boxes) if len(boxes) > 1 else []
     panels = () if len(boxes) > 1 and len(records) > _MAX_HISTOGRAMS else _histograms(context, records)
     summaries = [context.summaries[id(record)] for record in records]
-    columns: Columns = [
+    columns: tables.Columns = [
         ("measurement", [context.names[id(record)] for record in records]),
         ("queries", [format_int(len(record.compute_ms)) for record in records]),
-        *number_columns(summaries, {"min": "min"}),
-        *summary_columns(summaries),
+        *tables.number_columns(summaries, {"min": "min"}),
+        *tables.summary_columns(summaries),
     ]
     for percent in sorted({percent for record in records for percent in record.percentiles} - _COMMON_PERCENTILES):
         values = [percentile(sorted(r.compute_ms), percent, r.protocol.percentile_rule) for r in records]
         columns.append((f"p{percent:g}", format_column(values)))
-    columns += number_columns(summaries, {"max": "max"})
+    columns += tables.number_columns(summaries, {"max": "max"})
     columns.append(("spread %", format_column([s.cv_pct if s else None for s in summaries], 2)))
     notes = [
         *(text for rule, text in _RULES.items() if any(record.protocol.percentile_rule == rule for record in records)),
@@ -238,9 +220,11 @@ def distribution_section(context: ReportContext) -> Section | None:
         *([f"Drawn: {_MAX_HISTOGRAMS} of {len(records)} measurements."] if 0 < len(panels) < len(records) else []),
         *([f"Drawn: the first {_MAX_HISTOGRAMS} groups of cells."] if len(charts) == _MAX_HISTOGRAMS else []),
     ]
-    table = make_table("Compute time per query from the raw samples, in ms", columns, words=1)
+    table = tables.make_table("Compute time per query from the raw samples, in ms", columns, words=1)
     drawn = [tuple(group) for group in (charts, panels) if group]
-    return Section("distribution", "Distribution of times", (*drawn, table, Paragraph(" ".join(notes))))
+    return document.Section(
+        "distribution", "Distribution of times", (*drawn, table, document.Paragraph(" ".join(notes)))
+    )
 
 
 def _histograms(context: ReportContext, records: Sequence[BenchRecord]) -> Sequence[Chart]:
@@ -261,7 +245,7 @@ def _histograms(context: ReportContext, records: Sequence[BenchRecord]) -> Seque
 def _box_charts(context: ReportContext, records: Sequence[BenchRecord]) -> list[Boxes]:
     """A chart per model and batch; one for all if no two are comparable."""
     several = len({cell.spec.model for cell in context.cell_of.values()}) > 1
-    groups = group_by(
+    groups = tables.group_by(
         records, lambda r: f"{context.cell_of[id(r)].spec.model}, batch {r.batch}" if several else f"batch {r.batch}"
     )
     if all(len(group) == 1 for group in groups.values()):
@@ -278,25 +262,25 @@ def make_boxes(key: str, named: Sequence[tuple[str, Sequence[float]]], of: str =
     for name, samples in named[:_MAX_BOXES]:
         ascending = sorted(samples)
         boxes.append(Box(name, *(percentile(ascending, percent, "linear") for percent in (1, 25, 50, 75, 99))))
-    title = f"Compute time per query{f', {of}' if of else ''}{more_note(_MAX_BOXES, len(named))}"
+    title = f"Compute time per query{f', {of}' if of else ''}{tables.more_note(_MAX_BOXES, len(named))}"
     return Boxes(key, title, "ms", tuple(boxes))
 
 
 # ------------------------------------------------------------------------------------------------ how it was measured
 
 
-def protocol_section(context: ReportContext) -> Section | None:
+def protocol_section(context: ReportContext) -> document.Section | None:
     size, comparison = context.size, context.run.comparison
     found = [size.protocol] if size is not None and size.protocol is not None else []
     found += [record.protocol for record in context.records]
     found += [profile.protocol for _, profile, _ in context.profiles]
     found += [comparison.protocol] if comparison else []
     blocks = tuple(_protocol_facts(rules) for rules in dict.fromkeys(found))
-    return Section("protocol", "Protocol" if len(blocks) == 1 else "Protocols", blocks) if blocks else None
+    return document.Section("protocol", "Protocol" if len(blocks) == 1 else "Protocols", blocks) if blocks else None
 
 
-def _protocol_facts(protocol: Protocol) -> Facts:
-    return make_facts(
+def _protocol_facts(protocol: Protocol) -> document.Facts:
+    return document.make_facts(
         ("name", protocol.name),
         ("loop", f"{protocol.loop}: the next query starts when the last has ended"),
         ("clock", protocol.clock),
@@ -319,9 +303,9 @@ def _format_span(seconds: float, queries: int) -> str:
     return " and ".join(parts)
 
 
-def environment_section(context: ReportContext) -> Section:
+def environment_section(context: ReportContext) -> document.Section:
     here, manifest = context.environment, context.run.manifest
-    facts = make_facts(
+    facts = document.make_facts(
         ("processor", f"{here.cpu}, {here.cpu_cores} cores in use"),
         ("memory", format_bytes(here.memory_mib * MIB)),
         ("instruction sets", ", ".join(here.cpu_features) or None),
@@ -340,11 +324,11 @@ def environment_section(context: ReportContext) -> Section:
     elsewhere = [record.environment for record in context.records]
     elsewhere += [profile.environment for _, profile, _ in context.profiles]
     text = "Some measurements were taken in another environment; each record has its own."
-    other = [Notice(text)] if any(one != here for one in elsewhere) else []
-    return Section("environment", "Environment", (facts, *other))
+    other = [document.Notice(text)] if any(one != here for one in elsewhere) else []
+    return document.Section("environment", "Environment", (facts, *other))
 
 
-def runtime_section(context: ReportContext) -> Section | None:
+def runtime_section(context: ReportContext) -> document.Section | None:
     """Facts reported by the backend, and the clocks before and after."""
     stated = [
         (key, value, context.names[id(record)])
@@ -352,12 +336,12 @@ def runtime_section(context: ReportContext) -> Section | None:
         for key, value in (record.runtime_info | ({"inputs": record.inputs} if record.inputs else {})).items()
     ]
     rows = []
-    for key, found in group_by(stated, lambda fact: fact[0]).items():
-        values = group_by(found, lambda fact: fact[1])
+    for key, found in tables.group_by(stated, lambda fact: fact[0]).items():
+        values = tables.group_by(found, lambda fact: fact[1])
         for value, where in values.items():
             names = join_names([name for _, _, name in where], _MAX_HISTOGRAMS)
             rows.append((key, value if len(values) == 1 else f"{value} ({names})"))
-    blocks: list[Block] = [Facts(tuple(rows))] if rows else []
+    blocks: list[document.Block] = [document.Facts(tuple(rows))] if rows else []
     clocks = [
         (f"{context.names[id(record)]}, {moment}", state)
         for record in context.records
@@ -367,25 +351,25 @@ def runtime_section(context: ReportContext) -> Section | None:
         "CPU MHz": "cpu_mhz", "load": "load_average", "SM MHz": "sm_mhz", "SM max MHz": "sm_max_mhz",
         "memory MHz": "memory_mhz", "°C": "temperature_c", "W": "power_w",
     }  # fmt: skip
-    columns: Columns = [("measurement", [moment for moment, _ in clocks])]
+    columns: tables.Columns = [("measurement", [moment for moment, _ in clocks])]
     for title, name in readings.items():
         readout = [getattr(state, name) for _, state in clocks]
         if any(value is not None for value in readout):
             columns.append((title, list(map(_format_reading, readout))))
     if len(columns) > 1:
-        blocks.append(make_table("Clocks and load around each measurement", columns, words=1))
-    return Section("ran", "What ran", tuple(blocks)) if blocks else None
+        blocks.append(tables.make_table("Clocks and load around each measurement", columns, words=1))
+    return document.Section("ran", "What ran", tuple(blocks)) if blocks else None
 
 
 def _format_reading(value: float | None) -> str:
     return "–" if value is None else f"{value:,.2f}" if isinstance(value, float) and value < 100 else f"{value:,.0f}"
 
 
-def repeat_section(context: ReportContext) -> Section | None:
+def repeat_section(context: ReportContext) -> document.Section | None:
     lines = [context.run.command] if context.run.command else []
     if not lines or (context.size is None and context.run.manifest is None):
         lines += list(dict.fromkeys(_bench_command(record) for record in context.records))
-    return Section("repeat", "Repeat it", (Commands(tuple(lines)),)) if lines else None
+    return document.Section("repeat", "Repeat it", (document.Commands(tuple(lines)),)) if lines else None
 
 
 def _bench_command(record: BenchRecord) -> str:

@@ -16,18 +16,8 @@ from trt_engine.records.build import (
 )
 from trt_engine.records.bundle import BundleComponent, BundleConnection, BundleReport, BundleState, BundleStep
 from trt_engine.records.passport import GRAPH_DTYPE, Tuning
+from trt_engine.reporting import tables
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
-from trt_engine.reporting.tables import (
-    layer_shares,
-    make_table,
-    parity_fact,
-    plural,
-    requested_text,
-    shapes_text,
-    signature_facts,
-    sized,
-    smoke_time,
-)
 
 
 def build_report(report: BuildReport) -> Iterator[Block]:
@@ -40,12 +30,12 @@ def build_report(report: BuildReport) -> Iterator[Block]:
     aside = f" ({'; '.join(remarks)})" if remarks else ""
     target, checked, stored = report.quant_target, report.validation, ", from the store" if report.cached else ""
     yield make_facts(
-        ("engine", sized(report.engine, report.payload_bytes) if report.engine else None),
+        ("engine", tables.sized(report.engine, report.payload_bytes) if report.engine else None),
         ("backend", f"{report.backend} on {report.device}"),
         ("key", report.key),
         ("profile", map(str, report.profiles)),
         ("precision", f"{shares}{aside}" if report.precision.shares else None),
-        parity_fact(report.parity),
+        tables.parity_fact(report.parity),
         ("checked", f"{checked.summary}: {checked.deferred_reason}" if checked is not None else None),
         ("target", f"{quant_target(target).title} ({target})" if target is not None else None),
         ("speed", report.speed.summary if report.speed is not None else None),
@@ -75,7 +65,7 @@ def _candidate_table(tuning: Tuning) -> Table:
     ]
     used = [column for column in columns if any(column[1])]
     caption = f"Candidates, by {tuning.optimize_for}"
-    return make_table(caption, used, words=1, also=("left out because",), marked=[tuning.chosen])
+    return tables.make_table(caption, used, words=1, also=("left out because",), marked=[tuning.chosen])
 
 
 def build_each_report(report: BuildEachReport) -> Iterator[Block]:
@@ -113,7 +103,7 @@ def _target_text(item: TargetBuild) -> str:
         return f"{report.artifacts.get('engine', 'the store')}{', from the store' * report.cached}"
     took = "from the store" if report.cached else f"{report.seconds:.1f} s"
     checked = f", {report.validation.summary}" if report.validation is not None else ""
-    return f"{sized(report.engine, report.payload_bytes)}, {took}{checked}"
+    return f"{tables.sized(report.engine, report.payload_bytes)}, {took}{checked}"
 
 
 def validate_report(report: ValidateReport) -> Iterator[Block]:
@@ -122,11 +112,11 @@ def validate_report(report: ValidateReport) -> Iterator[Block]:
         compared = f"compare it with {report.reference} ({', '.join(report.checks)})"
         yield make_facts(("would", compared), ("and write", report.artifacts["passport"]))
         return
-    shares, accuracy = layer_shares(report.precision), report.accuracy_command
+    shares, accuracy = tables.layer_shares(report.precision), report.accuracy_command
     yield make_facts(
         ("result", filter(None, (f"{report.state} on {report.gpu or report.device}", report.failure))),
-        ("precision", shares + requested_text(report.precision) if shares else None),
-        parity_fact(report.parity),
+        ("precision", shares + tables.requested_text(report.precision) if shares else None),
+        tables.parity_fact(report.parity),
         ("accuracy", f"not measured: {accuracy}" if accuracy is not None else None),
         ("took", f"{report.seconds:.1f} s"),
         ("passport", report.artifacts["passport"]),
@@ -193,7 +183,7 @@ def _component_lines(item: BundleComponent, folder: str) -> Iterator[str]:
 
 def _chain_facts(chain: Iterable[BundleStep]) -> Iterator[Fact]:
     for step in chain:
-        outputs = shapes_text({name: value["shape"] for name, value in step.outputs.items()}, " ")
+        outputs = tables.shapes_text({name: value["shape"] for name, value in step.outputs.items()}, " ")
         fed = f" (fed by {', '.join(step.sources.values())})" if step.sources else ""
         broken = sum(int(value.get("not_finite", 0)) for value in step.outputs.values())
         bad = f", {broken} not finite" if broken else ""
@@ -212,14 +202,14 @@ def bundle_state(state: BundleState) -> Iterator[Block]:
         lines = [f"{engine.path} ({format_bytes(engine.nbytes)})", f"verdict: {found.status}, {found.reason}"]
         lines += [f"command: {found.command}"] if found.command else []
         if passport is not None:
-            lines += [f"{what}: {text}" for what, text in signature_facts(passport.signature, passport.profiles)]
-        lines += [f"run: {smoke_time(engine.smoke_run)}"] if engine.smoke_run is not None else []
+            lines += [f"{what}: {text}" for what, text in tables.signature_facts(passport.signature, passport.profiles)]
+        lines += [f"run: {tables.smoke_time(engine.smoke_run)}"] if engine.smoke_run is not None else []
         rows.append((name, lines))
     for link in state.connections:
         rows.append(("feeds", f"{link} ({held[link.matches]})"))
     rows += _chain_facts(state.chain)
     rows += [("problem", text) for text in state.problems]
-    yield make_facts(*rows, ("files", sized(len(state.files), state.nbytes)), aligned=False)
+    yield make_facts(*rows, ("files", tables.sized(len(state.files), state.nbytes)), aligned=False)
 
 
 # ------------------------------------------------------------------------------------------------ the store
@@ -242,7 +232,7 @@ def cache_report(report: CacheReport) -> Iterator[Block]:
 
 
 def _total_text(count: int, nbytes: int) -> str:
-    return f"{plural(count, 'engine')}, {format_bytes(nbytes)}"
+    return f"{tables.plural(count, 'engine')}, {format_bytes(nbytes)}"
 
 
 def _engines_table(engines: Sequence[CachedEngine]) -> Iterator[Block]:

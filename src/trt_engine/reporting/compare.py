@@ -9,15 +9,7 @@ import msgspec
 
 from trt_engine.config.profiles import Profile
 from trt_engine.format import MIB, format_column, format_difference, format_or_dash, format_percent, join_names
-from trt_engine.records.compare import (
-    CompareReport,
-    Comparison,
-    EngineDiff,
-    GateResult,
-    LayerChange,
-    MetricDifference,
-    headline,
-)
+from trt_engine.records import compare
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.upgrade import UpgradeEngine, UpgradeReport
 from trt_engine.reporting.bench import make_boxes, stability_fact
@@ -41,7 +33,7 @@ _MAX_SPANS = 24  # in one chart
 _MAX_CHANGES = 25
 
 
-def compare_report(report: CompareReport) -> Iterator[Block | Section]:
+def compare_report(report: compare.CompareReport) -> Iterator[Block | Section]:
     """The sections of a report on one comparison."""
     context = ReportContext(RunRecords(Path(), comparison=report))
     yield from (Paragraph(sentence) for sentence in [summarize(report)] if sentence)
@@ -52,7 +44,7 @@ def compare_report(report: CompareReport) -> Iterator[Block | Section]:
     yield make_facts(stability_fact(report.stable, report.instability), *written, ("incomplete", ended))
 
 
-def engine_diff(diff: EngineDiff, top: int = 20) -> Iterator[Block]:
+def engine_diff(diff: compare.EngineDiff, top: int = 20) -> Iterator[Block]:
     yield make_facts(
         ("before", f"{diff.before} ({diff.sources[0]})"),
         ("after", f"{diff.after} ({diff.sources[1]})"),
@@ -78,12 +70,12 @@ def _build_value(value: object) -> str:
 # ------------------------------------------------------------------------------------------------ the report
 
 
-def key_figures(report: CompareReport) -> Iterator[KeyFigure]:
+def key_figures(report: compare.CompareReport) -> Iterator[KeyFigure]:
     for other in report.comparisons[:3]:
         yield from key_figure(other)
 
 
-def key_figure(other: Comparison) -> Iterator[KeyFigure]:
+def key_figure(other: compare.Comparison) -> Iterator[KeyFigure]:
     """Its speed by the median, or by the metric there is."""
     metric = next((metric for metric in other.speed if metric.metric == "median"), next(iter(other.speed), None))
     if metric is None:
@@ -98,14 +90,14 @@ def key_figure(other: Comparison) -> Iterator[KeyFigure]:
     )
 
 
-def summarize(report: CompareReport | None) -> str:
+def summarize(report: compare.CompareReport | None) -> str:
     """One sentence per engine compared with the first."""
     if report is None or not report.sides:
         return ""
-    return " ".join(text for other in report.comparisons[:3] if (text := headline(report, other)))
+    return " ".join(text for other in report.comparisons[:3] if (text := compare.headline(report, other)))
 
 
-def notices(report: CompareReport) -> Iterator[Notice]:
+def notices(report: compare.CompareReport) -> Iterator[Notice]:
     if not report.complete:
         yield Notice("The comparison was interrupted; what was measured until then stands below.")
     yield from (Notice(f"Gate {gate.rule}: {gate.text}") for gate in report.gates if gate.failed)
@@ -113,7 +105,7 @@ def notices(report: CompareReport) -> Iterator[Notice]:
         yield Notice(f"The comparison is not stable: {'; '.join(report.instability) or 'the samples moved'}")
 
 
-def compare_section(context: ReportContext, report: CompareReport) -> Section:
+def compare_section(context: ReportContext, report: compare.CompareReport) -> Section:
     base = report.sides[0] if report.sides else None
     name = base.label if base else "the first engine"
     blocks: list[Block] = [Paragraph(_verdict_sentence(name, other)) for other in report.comparisons[:_MAX_SPANS]]
@@ -134,7 +126,7 @@ def compare_section(context: ReportContext, report: CompareReport) -> Section:
     return Section("compare", "Comparison", tuple(blocks))
 
 
-def speed_table(base: str, comparisons: Sequence[Comparison]) -> Iterator[Table]:
+def speed_table(base: str, comparisons: Sequence[compare.Comparison]) -> Iterator[Table]:
     """Every metric against the base, with its interval."""
     rows = [_metric_row(other.label, metric) for other in comparisons for metric in other.speed]
     if rows:
@@ -143,21 +135,21 @@ def speed_table(base: str, comparisons: Sequence[Comparison]) -> Iterator[Table]
         yield Table(caption, columns, tuple(rows), frozenset((0, 1, 8)))
 
 
-def _metric_row(label: str, metric: MetricDifference) -> tuple[str, ...]:
+def _metric_row(label: str, metric: compare.MetricDifference) -> tuple[str, ...]:
     span = metric.slower_pct
     values = (f"{format_or_dash(value)} {metric.unit}" for value in (metric.baseline, metric.other))
     interval = (format_difference(value, 2) for value in (span.value, span.low, span.high))
     return (label, metric.metric, *values, *interval, format_or_dash(metric.min_detectable_pct), metric.verdict)
 
 
-def gates_table(gates: Sequence[GateResult]) -> Table:
+def gates_table(gates: Sequence[compare.GateResult]) -> Table:
     """The gates, and what was found; those that did not hold are marked."""
     states = ["failed" if gate.failed else "held" if gate.evaluated else "not judged" for gate in gates]
     rows = [(gate.rule, state, gate.text) for gate, state in zip(gates, states, strict=True)]
     return text_table("Gates", ("gate", "", "found"), rows, [at for at, state in enumerate(states) if state != "held"])
 
 
-def _verdict_sentence(base: str, other: Comparison) -> str:
+def _verdict_sentence(base: str, other: compare.Comparison) -> str:
     label = other.label
     if not other.speed:
         return f"{label} was not timed against {base}."
@@ -176,7 +168,7 @@ def _verdict_sentence(base: str, other: Comparison) -> str:
 
 
 def interval_charts(
-    base: str, comparisons: Sequence[Comparison], gates: Sequence[GateResult]
+    base: str, comparisons: Sequence[compare.Comparison], gates: Sequence[compare.GateResult]
 ) -> Iterator[IntervalChart]:
     """The intervals of every metric, with the limits of the gates."""
     found = [(other.label, metric) for other in comparisons for metric in other.speed][:_MAX_SPANS]
@@ -203,7 +195,7 @@ def interval_charts(
     )
 
 
-def _engine_table(context: ReportContext, report: CompareReport) -> Iterator[Block]:
+def _engine_table(context: ReportContext, report: compare.CompareReport) -> Iterator[Block]:
     sides = report.sides
     if not sides:
         return
@@ -223,7 +215,7 @@ def _engine_table(context: ReportContext, report: CompareReport) -> Iterator[Blo
     yield make_table("The engines", [*columns, *known_columns(sizes)], words=len(columns))
 
 
-def _output_blocks(report: CompareReport) -> Iterator[Block]:
+def _output_blocks(report: compare.CompareReport) -> Iterator[Block]:
     rows = [
         (other, other.output_names[index] if index < len(other.output_names) else str(index), error)
         for other in report.comparisons
@@ -254,14 +246,14 @@ def _output_blocks(report: CompareReport) -> Iterator[Block]:
             yield Notice(f"Outputs of {other.label}: {other.outputs_note}", "info")
 
 
-def structure_section(comparisons: Sequence[Comparison]) -> Section | None:
+def structure_section(comparisons: Sequence[compare.Comparison]) -> Section | None:
     """Structural differences of the engines."""
     found = [(other.label, other.structure) for other in comparisons if other.structure is not None]
     blocks = [block for label, diff in found for block in structure_blocks(diff, _MAX_CHANGES, f"{label}: ")]
     return Section("structure", "What changed inside", tuple(blocks)) if blocks else None
 
 
-def structure_blocks(diff: EngineDiff, most: int, label: str = "") -> Iterator[Block]:
+def structure_blocks(diff: compare.EngineDiff, most: int, label: str = "") -> Iterator[Block]:
     """Counts before and after, and the changes, those alike in one row."""
     counts = tuple(
         (item.name, f"{item.before:,}", f"{item.after:,}", format_difference(item.after - item.before, 0))
@@ -294,7 +286,7 @@ def structure_blocks(diff: EngineDiff, most: int, label: str = "") -> Iterator[B
     yield from (Notice(to_sentence(text), "info") for text in diff.warnings if label)
 
 
-def _changed_layers(changes: Sequence[LayerChange]) -> str:
+def _changed_layers(changes: Sequence[compare.LayerChange]) -> str:
     """The layer names, of the first of several equal changes."""
     first = changes[0]
     one, other = (_layer_names(names) for names in (first.before, first.after))

@@ -5,21 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from trt_engine.reporting.document import (
-    Block,
-    Commands,
-    Facts,
-    Links,
-    Notice,
-    Paragraph,
-    ReportDocument,
-    Table,
-)
+from trt_engine.reporting import document
 
 MARK = "<!-- made by trt-engine report -->"
 
 
-def render(contents: ReportDocument) -> str:
+def render(contents: document.ReportDocument) -> str:
     """Render the report as markdown; text from records is escaped."""
     lines = [
         MARK,
@@ -45,24 +36,24 @@ def render(contents: ReportDocument) -> str:
     return "\n".join([*lines, "---", "", _escape_text(contents.footer)]) + "\n"
 
 
-def _render_block(block: Block) -> Iterator[str]:
-    if isinstance(block, Paragraph):
+def _render_block(block: document.Block) -> Iterator[str]:
+    if isinstance(block, document.Paragraph):
         yield from (_escape_text(block.text), "")
-    elif isinstance(block, Notice):
+    elif isinstance(block, document.Notice):
         yield from (_render_notice(block), "")
-    elif isinstance(block, Facts):
+    elif isinstance(block, document.Facts):
         yield from ("| | |", "|---|---|")
         yield from (f"| {_escape_text(name)} | {_escape_text(value)} |" for name, value in block.rows)
         yield ""
-    elif isinstance(block, Links):
+    elif isinstance(block, document.Links):
         for name, path, link in block.rows:
             yield f"- {_escape_text(name)}: " + (f"[{_escape_text(path)}](<{link}>)" if link else _escape_text(path))
         yield ""
-    elif isinstance(block, Commands):
+    elif isinstance(block, document.Commands):
         longest = max((len(run) for line in block.lines for run in re.findall("`+", line)), default=0)
         fence = "`" * max(3, longest + 1)
         yield from (f"{fence}console", *block.lines, fence, "")
-    elif isinstance(block, Table):
+    elif isinstance(block, document.Table):
         yield from (_escape_text(block.caption) + ":", "")
         yield "| " + " | ".join(_escape_text(title) for title in block.columns) + " |"
         yield "|" + "|".join(":--" if index in block.left else "--:" for index in range(len(block.columns))) + "|"
@@ -74,7 +65,7 @@ def _render_block(block: Block) -> Iterator[str]:
         yield ""
 
 
-def _render_notice(notice: Notice) -> str:
+def _render_notice(notice: document.Notice) -> str:
     return f"> {'**Note:** ' if notice.kind == 'warning' else ''}{_escape_text(notice.text)}"
 
 

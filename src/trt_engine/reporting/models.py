@@ -7,15 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trt_engine.format import MIB, format_bytes, format_number, format_percent, join_names, node_label
+from trt_engine.records import precision
 from trt_engine.records.convert import ConvertReport, DynamicAxis
-from trt_engine.records.precision import (
-    CastParity,
-    CastReport,
-    IntegerKernels,
-    QuantizeReport,
-    RangesReport,
-    UnquantizedNode,
-)
 from trt_engine.records.search import SearchGroup, SearchReport
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
 from trt_engine.reporting.tables import batch_option, finding_lines, first_lines, group_by, make_table, name_groups
@@ -107,7 +100,7 @@ def _axis_text(axis: DynamicAxis) -> str:
 # ------------------------------------------------------------------------------------------------ cast, quantize
 
 
-def cast_report(report: CastReport) -> Iterator[Block]:
+def cast_report(report: precision.CastReport) -> Iterator[Block]:
     kept = [f"{node_label(item.node, item.module)} ({item.op}): {item.reason}" for item in report.fp32_nodes]
     size = format_bytes(report.nbytes_before)
     if report.nbytes_after is not None:
@@ -131,7 +124,7 @@ def cast_report(report: CastReport) -> Iterator[Block]:
     )
 
 
-def _cast_parity(found: CastParity) -> Iterator[Fact]:
+def _cast_parity(found: precision.CastParity) -> Iterator[Fact]:
     ran = ", ".join(f"{name} {count}" for name, count in found.kernels.items())
     errors = [f"{name}: {error.summary}, cosine {error.cosine:.6f}" for name, error in found.outputs.items()]
     yield "parity", [*errors, *([found.note] if found.note else [])]
@@ -142,7 +135,7 @@ _TENSORRT_ONLY = ("nvfp4", "mxfp8")
 """Formats without ONNX Runtime kernels; only their emulation runs."""
 
 
-def quantize_report(report: QuantizeReport) -> Iterator[Block]:
+def quantize_report(report: precision.QuantizeReport) -> Iterator[Block]:
     before, now = report.nbytes_before, report.nbytes
     left = group_by(report.unquantized if report.integer_kernels is None else (), lambda item: item.reason)
     shares = report.precision.compute_shares.items()
@@ -169,11 +162,11 @@ def quantize_report(report: QuantizeReport) -> Iterator[Block]:
     )  # fmt: skip
 
 
-def _node_names(nodes: Sequence[UnquantizedNode]) -> str:
+def _node_names(nodes: Sequence[precision.UnquantizedNode]) -> str:
     return join_names([node_label(item.node, item.module) for item in nodes], 3)
 
 
-def _next_step(report: QuantizeReport, written: str) -> list[str]:
+def _next_step(report: precision.QuantizeReport, written: str) -> list[str]:
     """The next command: the graph, its emulation, or the missing emulation of a block format."""
     emulation = report.artifacts.get("emulation")
     if report.to in _TENSORRT_ONLY and emulation is None:
@@ -184,7 +177,7 @@ def _next_step(report: QuantizeReport, written: str) -> list[str]:
     return [f"trt-engine evaluate {shlex.quote(emulation or written)} --dataset DATASET"]
 
 
-def _target(report: QuantizeReport) -> str:
+def _target(report: precision.QuantizeReport) -> str:
     from trt_engine.graph.quant_target import quant_target
 
     title = quant_target(report.target).title
@@ -194,7 +187,7 @@ def _target(report: QuantizeReport) -> str:
     return f"{report.target} (Q/DQ placed for {title}{other})"
 
 
-def _kernels(found: IntegerKernels) -> Iterator[Fact]:
+def _kernels(found: precision.IntegerKernels) -> Iterator[Fact]:
     """Number of layers in integer kernels, and why others are not."""
     counts = ", ".join(f"{done} of {count} {op}" for op, (done, count) in found.layers.items())
     yield "integer kernels", counts or "none: no layer has weights"
@@ -202,7 +195,7 @@ def _kernels(found: IntegerKernels) -> Iterator[Fact]:
     yield "not fused", (f"{names}: {reason}" for reason, names in reasons.items())
 
 
-def _format(report: QuantizeReport) -> str:
+def _format(report: precision.QuantizeReport) -> str:
     parts = (
         report.to,
         {"awq": "AWQ", "dynamic": "activations while running"}.get(report.method),
@@ -227,7 +220,7 @@ def _calibration(made: Mapping[str, Any]) -> str:
 # ------------------------------------------------------------------------------------------------ ranges, search
 
 
-def ranges_report(report: RangesReport) -> Iterator[Block]:
+def ranges_report(report: precision.RangesReport) -> Iterator[Block]:
     """Findings, nodes to exclude, largest tensors."""
     stated = [item for item in report.findings if item.severity != "info"]
     quiet = len(report.findings) - len(stated)

@@ -20,17 +20,7 @@ from typing import IO
 
 import msgspec
 
-from trt_engine.atomic_io import (
-    all_or_nothing,
-    as_path,
-    file_digest,
-    move_into_place,
-    open_regular,
-    os_errors,
-    replace_surrogates,
-    resolve_link,
-    staging_folder,
-)
+from trt_engine import atomic_io, run_folder
 from trt_engine.display import RichDisplay
 from trt_engine.environment import distribution_version
 from trt_engine.errors import SetupError, UsageError
@@ -38,20 +28,8 @@ from trt_engine.format import quoted
 from trt_engine.public_function import public_function
 from trt_engine.reporting.report import render
 from trt_engine.reporting.run_records import RECORD_FILES, RunRecords
-from trt_engine.run_folder import (
-    CELLS,
-    MANIFEST,
-    PLAN,
-    REPORT,
-    OmittedFile,
-    PackedFile,
-    PackManifest,
-    RunFiles,
-    is_archive,
-    redact_home_chunks,
-)
 
-_REPORT_FORMATS = {REPORT: "text", "report.md": "md", "report.html": "html"}
+_REPORT_FORMATS = {run_folder.REPORT: "text", "report.md": "md", "report.html": "html"}
 _ENGINE_SUFFIXES = (
     ".engine", ".plan", ".trt", ".onnx", ".data", ".pt", ".pt2", ".pth", ".safetensors", ".so", ".cache", ".runtime_cache",
     ".npz",  # reference inputs and outputs of an engine, possibly private data
@@ -78,8 +56,8 @@ class PackReport(RichDisplay):
     """SHA-256 of the archive; None for a dry run."""
     holds: tuple[str, ...]
     """Verbs whose records it contains."""
-    files: tuple[PackedFile, ...]
-    left_out: tuple[OmittedFile, ...]
+    files: tuple[run_folder.PackedFile, ...]
+    left_out: tuple[run_folder.OmittedFile, ...]
     redacted: tuple[str, ...]
     """Text files with home folders replaced by `~`."""
     artifacts: dict[str, str] = field(default_factory=dict)
@@ -113,18 +91,18 @@ def default_archive(folder: Path) -> Path:
     """The default archive path, beside the run folder."""
     whole = folder.resolve()
     beside = folder.parent if folder.name not in ("", "..") else whole.parent
-    return beside / f"{replace_surrogates(whole.name) or 'run'}.tar.gz"
+    return beside / f"{atomic_io.replace_surrogates(whole.name) or 'run'}.tar.gz"
 
 
 def is_own_archive(path: Path) -> bool:
     """True for an archive written by `pack`, which may be overwritten."""
     try:
-        return is_archive(path) and RunFiles.open(path).manifest is not None
+        return run_folder.is_archive(path) and run_folder.RunFiles.open(path).manifest is not None
     except (UsageError, SetupError):
         return False
 
 
-@all_or_nothing()
+@atomic_io.all_or_nothing()
 def pack_run(
     folder: Path | str,
     out: Path | str | None = None,
@@ -134,21 +112,22 @@ def pack_run(
     dry_run: bool = False,
 ) -> PackReport:
     """Pack the run; report the packed and the omitted files."""
-    folder = as_path(folder, "`folder`")
+    folder = atomic_io.as_path(folder, "`folder`")
     if "\0" in str(folder):
         raise UsageError(
-            f"no such folder `{replace_surrogates(str(folder))}`", hint="`trt-engine run PLAN -o DIR` makes one"
+            f"no such folder `{atomic_io.replace_surrogates(str(folder))}`",
+            hint="`trt-engine run PLAN -o DIR` makes one",
         )
-    named = as_path(out, "`out`") if out is not None else default_archive(folder)
-    with os_errors(named):
-        target = resolve_link(named)
-    if not is_archive(target):
+    named = atomic_io.as_path(out, "`out`") if out is not None else default_archive(folder)
+    with atomic_io.os_errors(named):
+        target = atomic_io.resolve_link(named)
+    if not run_folder.is_archive(target):
         raise UsageError(f"`{target}` is not an archive name, expected .tar.gz, .tgz or .zip",
                          hint=f"`-o {target.name or 'run'}.tar.gz`")  # fmt: skip
-    if is_archive(folder):
+    if run_folder.is_archive(folder):
         raise UsageError(f"`{folder}` is an archive already", hint=f"read it with `trt-engine report {quoted(folder)}`")
     run = RunRecords.open(folder)
-    name = replace_surrogates(folder.resolve().name) or "run"
+    name = atomic_io.replace_surrogates(folder.resolve().name) or "run"
     members, left_out = _select_files(run, folder, target, raw=raw, engines=engines)
     manifest = _manifest(run, name, members, left_out)
     made = PackReport(
@@ -158,15 +137,15 @@ def pack_run(
     if dry_run:
         return made
     head = msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n"
-    first = _Member(MANIFEST, "record", head, len(head), _sha256(head))
+    first = _Member(run_folder.MANIFEST, "record", head, len(head), _sha256(head))
     _write_archive(target, name, [first, *members])
-    return replace(made, nbytes=target.stat().st_size, digest=file_digest(target))
+    return replace(made, nbytes=target.stat().st_size, digest=atomic_io.file_digest(target))
 
 
 def _manifest(
-    run: RunRecords, name: str, members: Sequence[_Member], left_out: tuple[OmittedFile, ...]
-) -> PackManifest:
-    return PackManifest(
+    run: RunRecords, name: str, members: Sequence[_Member], left_out: tuple[run_folder.OmittedFile, ...]
+) -> run_folder.PackManifest:
+    return run_folder.PackManifest(
         schema="trt-engine/pack",
         schema_version=1,
         tool={"name": "trt-engine", "version": distribution_version("trt-engine") or "unknown"},
@@ -179,7 +158,7 @@ def _manifest(
             "digests are SHA-256 of the files in the archive",
         ),
         versions=_versions(run),
-        files=tuple(PackedFile(m.path, m.nbytes, m.digest, m.kind) for m in members),
+        files=tuple(run_folder.PackedFile(m.path, m.nbytes, m.digest, m.kind) for m in members),
         omitted=left_out,
         redacted=tuple(m.path for m in members if m.redacted),
     )
@@ -197,23 +176,27 @@ def _versions(run: RunRecords) -> dict[str, str]:
 
 def _select_files(
     run: RunRecords, folder: Path, target: Path, *, raw: bool, engines: bool
-) -> tuple[list[_Member], tuple[OmittedFile, ...]]:
+) -> tuple[list[_Member], tuple[run_folder.OmittedFile, ...]]:
     """The members, records first and large files last, and the omitted files."""
     members: list[_Member] = []
-    left: list[OmittedFile] = []
+    left: list[run_folder.OmittedFile] = []
     for name, form in _REPORT_FORMATS.items():
         data = render(run, form).encode()  # type: ignore[arg-type]
         members.append(_Member(name, "report", data, len(data), _sha256(data)))
     for path in sorted(_list_files(folder)):
-        name = replace_surrogates(path.relative_to(folder).as_posix())
-        if name in _REPORT_FORMATS or name == MANIFEST or (target.exists() and path.exists() and path.samefile(target)):
+        name = atomic_io.replace_surrogates(path.relative_to(folder).as_posix())
+        if (
+            name in _REPORT_FORMATS
+            or name == run_folder.MANIFEST
+            or (target.exists() and path.exists() and path.samefile(target))
+        ):
             continue
-        with os_errors(path, "pack"):
+        with atomic_io.os_errors(path, "pack"):
             nbytes = path.lstat().st_size
             kind = _file_kind(name)
             reason = _omission_reason(path, name, kind, raw, engines)
             if reason is not None:
-                left.append(OmittedFile(name, nbytes, reason))
+                left.append(run_folder.OmittedFile(name, nbytes, reason))
             else:
                 members.append(_make_member(path, name, kind))
     order = ("record", "report", "other", "raw", "engine")
@@ -222,7 +205,7 @@ def _select_files(
 
 def _list_files(folder: Path) -> Iterator[Path]:
     """Yield every file; links are yielded, not followed."""
-    with os_errors(folder, "pack"):
+    with atomic_io.os_errors(folder, "pack"):
         entries = list(folder.iterdir())
     for entry in entries:
         if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
@@ -237,7 +220,7 @@ def _file_kind(name: str) -> str:
     path = PurePosixPath(name)
     suffix = path.suffix.lower()
     first = path.parts[0]
-    if path.name in _RECORDS or name == PLAN or (first == CELLS and suffix == ".json"):
+    if path.name in _RECORDS or name == run_folder.PLAN or (first == run_folder.CELLS and suffix == ".json"):
         return "record"
     if suffix in _ENGINE_SUFFIXES:
         return "engine"
@@ -254,7 +237,7 @@ def _omission_reason(path: Path, name: str, kind: str, raw: bool, engines: bool)
         "an empty folder": path.is_dir(),
         "not a plain file": not path.is_file(),
         "hidden": any(part.startswith(".") for part in PurePosixPath(name).parts),
-        "an archive itself": is_archive(path),
+        "an archive itself": run_folder.is_archive(path),
         "a raw profile: left out with `--no-raw`": kind == "raw" and not raw,
         "an engine or model: added with `--engines`": kind == "engine" and not engines,
     }
@@ -264,7 +247,7 @@ def _omission_reason(path: Path, name: str, kind: str, raw: bool, engines: bool)
 def _make_member(path: Path, name: str, kind: str) -> _Member:
     """A file as it will stand in the archive: hashed now, read again when written."""
     total, nbytes, redacted = hashlib.sha256(), 0, False
-    with open_regular(path) as file:
+    with atomic_io.open_regular(path) as file:
         for piece, changed in _pieces(file, path.suffix.lower() in _TEXT_SUFFIXES):
             total.update(piece)
             nbytes += len(piece)
@@ -274,7 +257,11 @@ def _make_member(path: Path, name: str, kind: str) -> _Member:
 
 def _pieces(file: IO[bytes], is_text: bool) -> Iterator[tuple[bytes, bool]]:
     """The pieces of a file, home folders in a text redacted, and whether a piece was changed."""
-    return redact_home_chunks(file) if is_text else ((piece, False) for piece in iter(partial(file.read, _CHUNK), b""))
+    return (
+        run_folder.redact_home_chunks(file)
+        if is_text
+        else ((piece, False) for piece in iter(partial(file.read, _CHUNK), b""))
+    )
 
 
 def _sha256(data: bytes) -> str:
@@ -287,13 +274,13 @@ def _sha256(data: bytes) -> str:
 def _write_archive(target: Path, name: str, members: Sequence[_Member]) -> None:
     """Write the archive atomically."""
     writer = _write_zip if target.name.lower().endswith(".zip") else _write_tar
-    with staging_folder(target) as aside, os_errors(target):
+    with atomic_io.staging_folder(target) as aside, atomic_io.os_errors(target):
         made = aside / "archive"
         with made.open("wb") as file:
             writer(file, name, members)
             file.flush()
             os.fsync(file.fileno())
-        move_into_place(made, target)
+        atomic_io.move_into_place(made, target)
 
 
 def _write_tar(file: IO[bytes], name: str, members: Sequence[_Member]) -> None:
@@ -352,4 +339,4 @@ class _VerifiedFile(io.RawIOBase):
 def _open_member(member: _Member) -> IO[bytes]:
     if isinstance(member.data, bytes):
         return io.BytesIO(member.data)
-    return _VerifiedFile(member, open_regular(member.data))  # type: ignore[return-value]
+    return _VerifiedFile(member, atomic_io.open_regular(member.data))  # type: ignore[return-value]

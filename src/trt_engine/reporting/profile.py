@@ -17,6 +17,7 @@ from trt_engine.format import (
     scale_unit,
 )
 from trt_engine.records.profile import CATEGORIES, DevicePeaks, KernelRow, LayerProfile, LayerRow, ProfileReport
+from trt_engine.reporting import tables
 from trt_engine.reporting.charts import Bars, Chart, Stack, StackedBars
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import (
@@ -31,21 +32,6 @@ from trt_engine.reporting.document import (
     make_facts,
 )
 from trt_engine.reporting.run_records import RunRecords
-from trt_engine.reporting.tables import (
-    Columns,
-    format_rate,
-    group_by,
-    known_columns,
-    make_table,
-    more_note,
-    number_columns,
-    plural,
-    shapes_text,
-    text_table,
-    to_sentence,
-    varying_columns,
-    with_hint,
-)
 
 NamedProfiles = Sequence[tuple[str, ProfileReport]]
 
@@ -76,7 +62,7 @@ def profile_report(report: ProfileReport, top: int | None = None) -> Iterator[Bl
     context = ReportContext(RunRecords(Path(), profile=report))
     named = named_profiles(context)
     rule, seconds = report.protocol, report.protocol.duration_s if report.wall_s is None else report.wall_s
-    shapes, times = shapes_text(report.shapes), report.compute_ms
+    shapes, times = tables.shapes_text(report.shapes), report.compute_ms
     yield from (*verdict_blocks(report), Paragraph(""))
     yield make_facts(
         ("engine", f"{report.engine} ({report.backend} on {report.device}, {report.precision})"),
@@ -159,7 +145,7 @@ def bottleneck_section(named: NamedProfiles) -> Section | None:
         return None
     if len(named) == 1:
         return Section("verdict", "Verdict", tuple(verdict_blocks(named[0][1])))
-    alike = group_by(
+    alike = tables.group_by(
         named, lambda pair: (pair[1].bottleneck.bound, pair[1].bottleneck.summary, pair[1].bottleneck.next_step)
     )
     rows = [
@@ -167,7 +153,7 @@ def bottleneck_section(named: NamedProfiles) -> Section | None:
          _BOUND_LABELS[bound], summary, following)
         for (bound, summary, following), group in alike.items()
     ]  # fmt: skip
-    table = text_table("What holds each engine back", ("engine", "bound", "verdict", "next experiment"), rows)
+    table = tables.text_table("What holds each engine back", ("engine", "bound", "verdict", "next experiment"), rows)
     commands = [line for (_, p), *_ in alike.values() if (line := p.bottleneck.command)]  # one of those alike
     return Section("verdict", "Verdict", (table, *([Commands(tuple(dict.fromkeys(commands)))] if commands else [])))
 
@@ -175,14 +161,14 @@ def bottleneck_section(named: NamedProfiles) -> Section | None:
 def verdict_blocks(profile: ProfileReport) -> Iterator[Block]:
     """The bottleneck with its evidence, and the next experiment."""
     verdict = profile.bottleneck
-    yield Paragraph(to_sentence(verdict.summary))
+    yield Paragraph(tables.to_sentence(verdict.summary))
     if verdict.evidence:
         yield Facts(verdict.evidence)
     known = {
         "estimated": f" The verdict is estimated: it rests on {profile.evidence}.",
         "none": " Nothing was measured that a verdict could rest on.",
     }.get(verdict.confidence, "")
-    yield Paragraph(f"Next: {to_sentence(verdict.next_step)}{known}")
+    yield Paragraph(f"Next: {tables.to_sentence(verdict.next_step)}{known}")
     if verdict.command:
         yield Commands((verdict.command,))
 
@@ -198,15 +184,15 @@ def breakdown_section(named: NamedProfiles) -> Section | None:
     categories = [name for name in CATEGORIES if any(_category_ms(profile, name) for _, profile in named)]
     per_image = len({profile.batch for _, profile in named}) > 1
     if categories:
-        rows: Columns = []
+        rows: tables.Columns = []
         for category in categories:
             times = [_category_ms(profile, category) / (profile.batch if per_image else 1) for _, profile in named]
             shares = [format_percent(_category_share(profile, category)) for _, profile in named]
             rows.append((category, [f"{ms} ({share})" for ms, share in zip(format_column(times), shares, strict=True)]))
         counted = ["kernels" if profile.kernels else "layers" for _, profile in named]
         caption = f"Milliseconds per {'image' if per_image else 'inference'} by category, with the share of their sum"
-        lead = [("engine", [name for name, _ in named]), *varying_columns([("of", counted)])]
-        blocks.append(make_table(caption, [*lead, *rows], words=len(lead)))
+        lead = [("engine", [name for name, _ in named]), *tables.varying_columns([("of", counted)])]
+        blocks.append(tables.make_table(caption, [*lead, *rows], words=len(lead)))
     notes = [
         _clock_note(named),
         "A dash means that the profiler used does not measure it.",
@@ -284,16 +270,18 @@ def _category_chart(named: NamedProfiles, by_kernel: bool) -> StackedBars | None
 
 def _breakdown_table(named: NamedProfiles) -> Table:
     splits = [profile.time_breakdown for _, profile in named]
-    columns: Columns = [("engine", [name for name, _ in named]), ("batch", [str(p.batch) for _, p in named])]
-    columns += number_columns(splits, {
+    columns: tables.Columns = [("engine", [name for name, _ in named]), ("batch", [str(p.batch) for _, p in named])]
+    columns += tables.number_columns(splits, {
         "wall": "wall_ms", "copy in": "h2d_ms", "compute": "compute_ms", "copy out": "d2h_ms", "busy": "busy_ms",
         "idle": "idle_ms", "launching": "launch_ms",
     })  # fmt: skip
     overlaps = [split.overlap_ms for split in splits]  # less than 0.1 µs is the clocks' doing
-    columns += known_columns([("side by side", [None if ms is None else round(ms, 4) for ms in overlaps])])
+    columns += tables.known_columns([("side by side", [None if ms is None else round(ms, 4) for ms in overlaps])])
     if any(split.kernels is not None for split in splits):
-        columns.append(("kernels", ["–" if split.kernels is None else format_rate(split.kernels) for split in splits]))
-    return make_table("One inference, in ms", columns, words=1)
+        columns.append(
+            ("kernels", ["–" if split.kernels is None else tables.format_rate(split.kernels) for split in splits])
+        )
+    return tables.make_table("One inference, in ms", columns, words=1)
 
 
 def kernels_section(named: NamedProfiles, most: int | None = None) -> Section | None:
@@ -311,35 +299,37 @@ def kernels_section(named: NamedProfiles, most: int | None = None) -> Section | 
     for name, profile in shown[:_MAX_TABLES]:
         rows = profile.kernels[:limit]
         which = "" if len(shown) == 1 else f" of {name}"
-        more = more_note(limit, len(profile.kernels), "longest")
-        columns: Columns = [
+        more = tables.more_note(limit, len(profile.kernels), "longest")
+        columns: tables.Columns = [
             ("kernel", _unique_kernel_names(rows)),
             ("category", [row.category for row in rows]),
-            ("per inference", [format_rate(row.per_inference) for row in rows]),
+            ("per inference", [tables.format_rate(row.per_inference) for row in rows]),
             ("ms", format_column([row.per_inference * row.mean_us / 1000 for row in rows])),
             ("share %", format_column([100 * row.share for row in rows], 2)),
-            *number_columns(rows, {"mean µs": "mean_us", "max µs": "max_us"}),
+            *tables.number_columns(rows, {"mean µs": "mean_us", "max µs": "max_us"}),
         ]
         label = profile.layers.layer_label if profile.layers is not None else str
         if any(row.layers for row in rows):
             columns.append(("launched by", [_first_names([label(name) for name in row.layers]) for row in rows]))
-        blocks.append(make_table(f"Kernels{which}{more}; ms in one inference", columns, words=2, also=("launched by",)))
+        blocks.append(
+            tables.make_table(f"Kernels{which}{more}; ms in one inference", columns, words=2, also=("launched by",))
+        )
     blocks += _shown_note(len(shown), "kernels")
     counters = [(name, item) for name, profile in named for item in profile.counters]
     if counters:
         items = [item for _, item in counters]
-        names = varying_columns([("engine", [name for name, _ in counters])])
+        names = tables.varying_columns([("engine", [name for name, _ in counters])])
         columns = [*names, ("kernel", [_truncate(item.kernel) for item in items])]
         columns.append(("launches", [format_int(item.launches) for item in items]))
-        columns += number_columns(items, {
+        columns += tables.number_columns(items, {
             "µs": "duration_us", "compute % of peak": "compute_pct", "memory % of peak": "memory_pct",
             "DRAM % of peak": "dram_pct", "occupancy %": "occupancy_pct",
         })  # fmt: skip
         caption = "By Nsight Compute, of the first launches of each, one by one and with cold caches"
-        blocks.append(make_table(caption, columns, words=1 + len(names)))
+        blocks.append(tables.make_table(caption, columns, words=1 + len(names)))
         advice = list(dict.fromkeys((_truncate(item.kernel), said) for item in items for said in item.advice))
         if advice:
-            blocks.append(text_table("What Nsight Compute advises", ("kernel", "advice"), advice[:_MAX_ROWS]))
+            blocks.append(tables.text_table("What Nsight Compute advises", ("kernel", "advice"), advice[:_MAX_ROWS]))
     return Section("kernels", "Kernels", tuple(blocks))
 
 
@@ -355,27 +345,27 @@ def layers_section(named: NamedProfiles, most: int | None = None) -> Section | N
     for name, _, found in shown[:_MAX_TABLES]:
         rows = sorted(found.rows, key=lambda row: -row.median_ms)[:limit]  # one slow call decides a mean
         which = "" if len(shown) == 1 else f" of {name}"
-        more = more_note(limit, len(found.rows), "longest")
+        more = tables.more_note(limit, len(found.rows), "longest")
         shares = [("share %", format_column([100 * row.share for row in rows], 2))] if found.clock != "launch" else []
         types = [row.precision or ", ".join(row.dtypes) for row in rows]
         places = [" ".join([row.provider, row.device]).strip() for row in rows]
         nodes = [_first_names([name for name in row.onnx_nodes if name != row.name]) for row in rows]
-        columns: Columns = [
+        columns: tables.Columns = [
             *([("module", [_truncate(row.module or "-") for row in rows])] if any(row.module for row in rows) else []),
             ("layer", [_truncate(row.name) for row in rows]),
             ("kind", [_truncate(row.kind or row.category) for row in rows]),
-            *number_columns(rows, {"median ms": "median_ms", "mean ms": "mean_ms"}),
+            *tables.number_columns(rows, {"median ms": "median_ms", "mean ms": "mean_ms"}),
             *shares,
             *_rate_columns(rows, found.clock != "launch"),
-            *varying_columns([("calls", [format_rate(row.calls) for row in rows])]),
-            *varying_columns([("type", types), ("runs on", places)]),
+            *tables.varying_columns([("calls", [tables.format_rate(row.calls) for row in rows])]),
+            *tables.varying_columns([("type", types), ("runs on", places)]),
             *([("ONNX nodes", nodes)] if any(nodes) else []),
         ]
         lead = 2 + (columns[0][0] == "module")
         clock = "the device's clock" if found.clock == "device" else "the host's clock"
         caption = f"Layers{which}{more}, by {found.instrument}, {clock}; ms in one inference"
-        blocks.append(make_table(caption, columns, words=lead, also=("type", "runs on", "ONNX nodes")))
-        blocks += [Notice(to_sentence(note), "info") for note in found.notes]
+        blocks.append(tables.make_table(caption, columns, words=lead, also=("type", "runs on", "ONNX nodes")))
+        blocks += [Notice(tables.to_sentence(note), "info") for note in found.notes]
     blocks += _shown_note(len(shown), "layers")
     return Section("layers", "Layers", tuple(blocks))
 
@@ -388,7 +378,7 @@ def _shown_note(count: int, what: str) -> list[Block]:
 def _layer_charts(profile: LayerProfile) -> tuple[Chart, ...]:
     """The slowest layers, and the time by layer type."""
     rows = sorted(profile.rows, key=lambda row: -row.median_ms)
-    groups = group_by(rows, lambda row: row.kind or row.category)
+    groups = tables.group_by(rows, lambda row: row.kind or row.category)
     kinds = [
         (f"{kind} × {len(group):,}", sum(row.median_ms for row in group), sum(row.share for row in group))
         for kind, group in groups.items()
@@ -405,13 +395,13 @@ def _share_chart(key: str, title: str, items: Sequence[tuple[str, float, float]]
     """Bars of times with their shares of the total."""
     shown = items[:_MAX_CHART_BARS]
     notes = tuple(f"{100 * share:.1f} %" for _, _, share in shown)
-    more = more_note(len(shown), len(items), "longest")
+    more = tables.more_note(len(shown), len(items), "longest")
     return Bars(key, f"{title}{more}", "ms", tuple((name, ms) for name, ms, _ in shown), notes)
 
 
-def _rate_columns(rows: Sequence[LayerRow], timed: bool) -> Columns:
+def _rate_columns(rows: Sequence[LayerRow], timed: bool) -> tables.Columns:
     """Columns of FLOP/s and bytes/s, in a common unit; none without known work."""
-    columns: Columns = []
+    columns: tables.Columns = []
     for name, unit in (("flops", "GFLOP/s"), ("nbytes", "GB/s")):
         rates = [work / row.median_ms / 1e6 if (work := getattr(row, name)) and row.median_ms else None for row in rows]
         most = max(filter(None, rates), default=0.0)
@@ -426,10 +416,11 @@ def instruments_section(context: ReportContext, named: NamedProfiles) -> Section
     if not named:
         return None
     blocks: list[Block] = []
-    tried = group_by(
+    tried = tables.group_by(
         named,
         lambda pair: tuple(
-            (one.name, "used" if one.used else "no", with_hint(one.reason, one.fix)) for one in pair[1].instruments
+            (one.name, "used" if one.used else "no", tables.with_hint(one.reason, one.fix))
+            for one in pair[1].instruments
         ),
     )
     for rows, group in tried.items():
@@ -438,10 +429,10 @@ def instruments_section(context: ReportContext, named: NamedProfiles) -> Section
         where = "" if len(tried) == 1 else f": {', '.join(which[:_MAX_TABLES])}{others}"
         marked = [index for index, row in enumerate(rows) if row[1] == "used"]
         if rows:
-            blocks.append(text_table(f"Instruments{where}", ("instrument", "", "reason"), rows, marked))
+            blocks.append(tables.text_table(f"Instruments{where}", ("instrument", "", "reason"), rows, marked))
     for found in {profile.peaks.key: profile.peaks for _, profile in named if profile.peaks}.values():
         blocks += [peaks_table(found)] if found.peaks else []
-        blocks += [Notice(to_sentence(reason), "info") for reason in (*found.skipped, *found.notes)]
+        blocks += [Notice(tables.to_sentence(reason), "info") for reason in (*found.skipped, *found.notes)]
     ran = {fact for record in context.records for fact in (*record.runtime_info.items(), ("inputs", record.inputs))}
     facts = [
         (f"{name}: {key}" if len(named) > 1 else key, value)
@@ -452,7 +443,7 @@ def instruments_section(context: ReportContext, named: NamedProfiles) -> Section
     if facts and len(named) <= _MAX_TABLES:
         blocks.append(Facts(tuple(facts)))
     if len(named) == 1:
-        blocks.append(Paragraph(f"{plural(named[0][1].inferences, 'inference')} captured with the profiler on."))
+        blocks.append(Paragraph(f"{tables.plural(named[0][1].inferences, 'inference')} captured with the profiler on."))
     return Section("instruments", "Instruments", tuple(blocks)) if blocks else None
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
+from trt_engine import run_folder
 from trt_engine.atomic_io import as_path, decode_json
 from trt_engine.environment import Environment
 from trt_engine.errors import TrtEngineError, UsageError
@@ -20,19 +21,6 @@ from trt_engine.records.profile import ProfileReport
 from trt_engine.records.size import SizeReport
 from trt_engine.records.sweep import CellResult, RunManifest
 from trt_engine.records.upgrade import UpgradeReport
-from trt_engine.run_folder import (
-    CELLS,
-    COMPARE,
-    LOADTEST,
-    PROFILE,
-    RECORDS,
-    RUN,
-    SIZE,
-    UPGRADE,
-    RunFiles,
-    is_archive,
-    not_a_run_folder,
-)
 
 _VERSION = 1
 _MAX_MS = 1e12
@@ -53,14 +41,14 @@ class RecordFile(NamedTuple):
 
 
 RECORD_FILES = (
-    RecordFile("size", SIZE, "size", "size document"),
-    RecordFile("manifest", RUN, "run", "run document"),
-    RecordFile("cells", CELLS, "run", "cells"),
-    RecordFile("measurements", RECORDS, "bench", "samples"),
-    RecordFile("profile", PROFILE, "profile", "profile document"),
-    RecordFile("comparison", COMPARE, "compare", "compare document"),
-    RecordFile("upgrade", UPGRADE, "upgrade-check", "upgrade document"),
-    RecordFile("loads", LOADTEST, "loadtest", "load tests"),
+    RecordFile("size", run_folder.SIZE, "size", "size document"),
+    RecordFile("manifest", run_folder.RUN, "run", "run document"),
+    RecordFile("cells", run_folder.CELLS, "run", "cells"),
+    RecordFile("measurements", run_folder.RECORDS, "bench", "samples"),
+    RecordFile("profile", run_folder.PROFILE, "profile", "profile document"),
+    RecordFile("comparison", run_folder.COMPARE, "compare", "compare document"),
+    RecordFile("upgrade", run_folder.UPGRADE, "upgrade-check", "upgrade document"),
+    RecordFile("loads", run_folder.LOADTEST, "loadtest", "load tests"),
 )
 
 
@@ -100,7 +88,7 @@ class RunRecords:
     profile: ProfileReport | None = None
     comparison: CompareReport | None = None
     upgrade: UpgradeReport | None = None
-    files: RunFiles | None = None
+    files: run_folder.RunFiles | None = None
     loads: tuple[LoadtestRecord, ...] = ()
     """Load tests of `loadtest.jsonl`; of a search the chosen rate, with all rates as its steps."""
 
@@ -109,28 +97,28 @@ class RunRecords:
         """Read the run in `folder` or in an archive; raise `UsageError` if it is not a run or its records are damaged."""
         folder = as_path(folder, "`folder`")
         _check_folder(folder)
-        files = RunFiles.open(folder)
-        names = [file.name for file in RECORD_FILES if file.name != CELLS and files.contains(file.name)]
+        files = run_folder.RunFiles.open(folder)
+        names = [file.name for file in RECORD_FILES if file.name != run_folder.CELLS and files.contains(file.name)]
         names += files.cell_names()
         if not names:
-            raise UsageError(not_a_run_folder(folder), hint=_RUN_FOLDER_HINT)
+            raise UsageError(run_folder.not_a_run_folder(folder), hint=_RUN_FOLDER_HINT)
         said: list[str] = []
-        size = _read_size(files) if SIZE in names else None
-        measurements = _read_records(files, RECORDS, BenchRecord, said)
-        loads = _read_records(files, LOADTEST, LoadtestRecord, said)
-        manifest = _read_record(files, RUN, RunManifest, said)
+        size = _read_size(files) if run_folder.SIZE in names else None
+        measurements = _read_records(files, run_folder.RECORDS, BenchRecord, said)
+        loads = _read_records(files, run_folder.LOADTEST, LoadtestRecord, said)
+        manifest = _read_record(files, run_folder.RUN, RunManifest, said)
         results = {name: _read_record(files, name, CellResult, said) for name in files.cell_names()}
-        profile = _read_record(files, PROFILE, _ProfileDocument, said)
+        profile = _read_record(files, run_folder.PROFILE, _ProfileDocument, said)
         if profile is not None and profile.batch < 1:
-            said.append(f"{PROFILE} was left out: its batch is {profile.batch}")
+            said.append(f"{run_folder.PROFILE} was left out: its batch is {profile.batch}")
             profile = None
-        comparison = _read_record(files, COMPARE, CompareReport, said)
+        comparison = _read_record(files, run_folder.COMPARE, CompareReport, said)
         for side in comparison.sides if comparison is not None else ():
             if odd := _invalid_reason(side.record) or _invalid_times(value for ms in side.blocks_ms for value in ms):
-                said.append(f"{COMPARE} was left out: of `{side.label}` {odd}")
+                said.append(f"{run_folder.COMPARE} was left out: of `{side.label}` {odd}")
                 comparison = None
                 break
-        upgrade = _read_record(files, UPGRADE, UpgradeReport, said)
+        upgrade = _read_record(files, run_folder.UPGRADE, UpgradeReport, said)
         cells = _order_cells(manifest, [_sound_cell(name, cell, said) for name, cell in results.items() if cell])
         own = {(record.engine, record.started, record.compute_ms) for cell in cells if (record := cell.bench)}
         run = cls(
@@ -190,7 +178,7 @@ _RUN_FOLDER_HINT = (
 
 def _check_folder(folder: Path) -> None:
     """Raise `UsageError` for a path that cannot be a run."""
-    if is_archive(folder):
+    if run_folder.is_archive(folder):
         return
     if not folder.exists():
         raise UsageError(f"no such folder `{folder}`", hint=_RUN_FOLDER_HINT)
@@ -220,10 +208,10 @@ def _order_cells(manifest: RunManifest | None, results: list[CellResult]) -> tup
     return tuple((planned | found).values())
 
 
-def _read_size(files: RunFiles) -> _SizeDocument:
-    raw = files.read(SIZE)
-    path = files.display_path(SIZE)
-    again = f"run `size` again, or move `{SIZE}` away to report from `{RECORDS}` alone"
+def _read_size(files: run_folder.RunFiles) -> _SizeDocument:
+    raw = files.read(run_folder.SIZE)
+    path = files.display_path(run_folder.SIZE)
+    again = f"run `size` again, or move `{run_folder.SIZE}` away to report from `{run_folder.RECORDS}` alone"
     if not raw.strip():
         raise UsageError(f"`{path}` is empty, expected the JSON document of `trt-engine size`", hint=again)
     try:
@@ -249,7 +237,7 @@ def _check_version(head: dict[str, Any], path: str) -> None:
         )
 
 
-def _read_record(files: RunFiles, name: str, kind: type[_T], skipped: list[str]) -> _T | None:
+def _read_record(files: run_folder.RunFiles, name: str, kind: type[_T], skipped: list[str]) -> _T | None:
     """Read an optional record; an unreadable one is reported in `skipped`."""
     if not files.contains(name):
         return None
@@ -273,7 +261,7 @@ def _read_record(files: RunFiles, name: str, kind: type[_T], skipped: list[str])
     return None
 
 
-def _read_records(files: RunFiles, name: str, kind: type[_R], skipped: list[str]) -> tuple[_R, ...]:
+def _read_records(files: run_folder.RunFiles, name: str, kind: type[_R], skipped: list[str]) -> tuple[_R, ...]:
     """Read a file of records, one a line; skipped lines are reported. An interruption leaves a truncated last line."""
     lines = files.read(name).split(b"\n") if files.contains(name) else []
     found: list[_R] = []
@@ -318,7 +306,7 @@ def _invalid_times(times: Iterable[float]) -> str | None:
     return None if all(0 <= value < _MAX_MS for value in times) else "it has times that no clock gives"
 
 
-def _damaged_line(files: RunFiles, name: str, number: int, error: Exception) -> TrtEngineError:
+def _damaged_line(files: run_folder.RunFiles, name: str, number: int, error: Exception) -> TrtEngineError:
     path = files.display_path(name)
     again = f"remove that line (`sed -i {number}d {path}`), or measure again"
     return UsageError(

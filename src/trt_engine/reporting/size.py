@@ -9,21 +9,13 @@ from pathlib import Path
 from trt_engine.backend import list_backends
 from trt_engine.format import format_difference, format_or_dash, format_streams
 from trt_engine.records.size import BatchResult, SizeReport
+from trt_engine.reporting import tables
 from trt_engine.reporting.bench import confidence_note
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import Block, Commands, KeyFigure, Notice, Paragraph, Section, make_facts
 from trt_engine.reporting.run_records import RunRecords
 from trt_engine.reporting.streams import cameras_line, cameras_section, interval_text, streams_section
-from trt_engine.reporting.tables import (
-    make_table,
-    measurement_columns,
-    more_note,
-    plural,
-    text_table,
-    to_sentence,
-    with_hint,
-)
 
 _MAX_STEPS = 16  # bars in one chart
 
@@ -118,7 +110,7 @@ def explain_count(context: ReportContext) -> str:
 def notices(size: SizeReport) -> Iterator[Notice]:
     if size.complete or size.batches:
         yield Notice(stop_reason(size), "info" if size.stop_reason == "peak_within_batch" else "warning")
-    yield from (Notice(to_sentence(note), "info") for note in size.notes)
+    yield from (Notice(tables.to_sentence(note), "info") for note in size.notes)
 
 
 def measurements_section(context: ReportContext, size: SizeReport) -> Section | None:
@@ -126,13 +118,15 @@ def measurements_section(context: ReportContext, size: SizeReport) -> Section | 
     if not results:
         return None
     final = size.batches[-1].batch if size.batches else None
-    counts = f"{plural(size.engines_built, 'engine')} built, {plural(size.measurements, 'measurement')} taken"
+    counts = (
+        f"{tables.plural(size.engines_built, 'engine')} built, {tables.plural(size.measurements, 'measurement')} taken"
+    )
     if size.scan_measurements:
         counts += f" ({size.scan_engines} and {size.scan_measurements} of them for the scan)"
     follows = f"The stream count follows from the marked row, batch {final}." if final is not None else ""
-    table = make_table(
+    table = tables.make_table(
         f"One row for each engine and batch size; times in ms per query on {context.place}, {context.timing_scope()}",
-        measurement_columns(results, [r.compute_ms for r in results]),
+        tables.measurement_columns(results, [r.compute_ms for r in results]),
         marked=[index for index, r in enumerate(results) if r.batch == final],
     )
     charts = [_batch_charts(context, results, size.fps)] if len(results) > 1 else []
@@ -173,7 +167,7 @@ def cliffs_section(size: SizeReport) -> Section | None:
     lines = (Line("measured", tuple(measured)), Line("what the neighbours suggest", tuple(expected), "dashed"))
     chart = LineChart("cliffs", "Throughput around the chosen batch size", "batch size", "images/s", lines)
     lost = [100 * (p.images_per_s / p.expected_images_per_s - 1) if p.expected_images_per_s else None for p in points]
-    table = make_table(
+    table = tables.make_table(
         "Images per second by batch size",
         [
             ("batch", [str(p.batch) for p in points]),
@@ -191,16 +185,16 @@ def checks_section(size: SizeReport) -> Section | None:
     """The pre-flight checks and the findings about the model."""
     blocks: list[Block] = []
     if size.preflight:
-        checks = [(c.name, c.status, with_hint(c.text, c.hint)) for c in size.preflight]
+        checks = [(c.name, c.status, tables.with_hint(c.text, c.hint)) for c in size.preflight]
         marked = [index for index, check in enumerate(size.preflight) if check.status != "ok"]
-        blocks.append(text_table("Pre-flight", ("checked", "", "found"), checks, marked))
+        blocks.append(tables.text_table("Pre-flight", ("checked", "", "found"), checks, marked))
     if size.findings:
         found = [
-            (f.code, f.severity, with_hint(f"{f.message} ({f.location})" if f.location else f.message, f.hint))
+            (f.code, f.severity, tables.with_hint(f"{f.message} ({f.location})" if f.location else f.message, f.hint))
             for f in size.findings
         ]
         marked = [index for index, finding in enumerate(size.findings) if finding.severity != "info"]
-        blocks.append(text_table("Findings about the model", ("finding", "", "what it means"), found, marked))
+        blocks.append(tables.text_table("Findings about the model", ("finding", "", "what it means"), found, marked))
     return Section("findings", "Checks", tuple(blocks)) if blocks else None
 
 
@@ -225,11 +219,11 @@ def steps_section(size: SizeReport) -> Section | None:
     steps = [(step.name, step.seconds) for step in size.steps]
     total = sum(seconds for _, seconds in steps)
     longest = sorted(range(len(steps)), key=lambda index: -steps[index][1])[:_MAX_STEPS]
-    title = f"Time per step{more_note(_MAX_STEPS, len(steps), 'longest')}"
+    title = f"Time per step{tables.more_note(_MAX_STEPS, len(steps), 'longest')}"
     chart = Bars("steps", title, "s", tuple(steps[index] for index in sorted(longest)))
     names, times = zip(*steps, ("in all", total), strict=True)
     seconds = [f"{value:,.{1 if total >= 100 else 2}f}" for value in times]
-    rows = make_table("Seconds by step", [("step", names), ("s", seconds)], words=1, marked=[len(steps)])
+    rows = tables.make_table("Seconds by step", [("step", names), ("s", seconds)], words=1, marked=[len(steps)])
     return Section("steps", "Time per step", ((chart,), rows))
 
 

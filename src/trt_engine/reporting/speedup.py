@@ -15,17 +15,8 @@ from typing import Literal
 from trt_engine.format import format_or_dash, format_percent, join_names
 from trt_engine.records.profile import Category, ProfileReport
 from trt_engine.records.sweep import CellResult
+from trt_engine.reporting import tables
 from trt_engine.reporting.document import Block, Notice, Paragraph, Section, Table
-from trt_engine.reporting.tables import (
-    Columns,
-    backend_label,
-    format_factor,
-    group_by,
-    make_table,
-    precision_label,
-    shorten_label,
-    varying_columns,
-)
 
 Aspect = Literal["batch", "backend", "precision", "settings"]
 ASPECTS: dict[Aspect, str] = {
@@ -87,7 +78,7 @@ class Speedups:
     def __init__(self, cells: Iterable[CellResult], baseline: str | None = None) -> None:
         self.cells = tuple(cells)
         self._ms = {id(cell): ms for cell in self.cells if (ms := _ms_per_image(cell)) is not None}
-        groups = group_by((cell for cell in self.cells if id(cell) in self._ms), lambda cell: cell.spec.model)
+        groups = tables.group_by((cell for cell in self.cells if id(cell) in self._ms), lambda cell: cell.spec.model)
         self.baselines = tuple(
             next((cell for cell in group if cell.spec.label == baseline), group[0]) for group in groups.values()
         )
@@ -185,27 +176,27 @@ def speedups_section(speedups: Speedups) -> Section | None:
     if not found:
         return Section("speedup", "The speed-up explained", left_out) if left_out else None
     stages = [stage for item in found for stage in item.steps]
-    columns: Columns = [
+    columns: tables.Columns = [
         ("cell", [item.other.spec.label for item in found]),
-        *varying_columns([("against", [item.base.spec.label for item in found])]),
+        *tables.varying_columns([("against", [item.base.spec.label for item in found])]),
     ]
     lead = len(columns)
-    columns.append(("faster", [format_factor(item.factor) for item in found]))
+    columns.append(("faster", [tables.format_factor(item.factor) for item in found]))
     for name, label in ASPECTS.items():
         if any(stage.aspects == (name,) for stage in stages):
-            columns.append((f"by {label}", [format_factor(_aspect_factor(item, name)) for item in found]))
+            columns.append((f"by {label}", [tables.format_factor(_aspect_factor(item, name)) for item in found]))
     if any(len(stage.aspects) > 1 for stage in stages):
         columns.append(("not separable", [_mixed_factors(item) or "–" for item in found]))
     sizes = [(item.base.engine_bytes, item.other.engine_bytes) for item in found]
     if any(base and other for base, other in sizes):
-        smaller = [format_factor(base / other if base and other else None) for base, other in sizes]
+        smaller = [tables.format_factor(base / other if base and other else None) for base, other in sizes]
         columns.append(("engine smaller", smaller))
     caption = "How many times less time an image takes, split where a cell in between was measured"
     ordered = sorted(found, key=lambda item: (item.unreliable, -abs(item.factor - 1)))
     steps = {(stage.base.spec.label, stage.other.spec.label): stage for item in ordered for stage in item.steps}
     moved = [table for stage in steps.values() if (table := _delta_table(stage)) is not None]
     blocks: list[Block] = [
-        make_table(caption, columns, words=lead),
+        tables.make_table(caption, columns, words=lead),
         *(Paragraph(_explain_speedup(speedups, item)) for item in ordered[:_MAX_EXPLAINED]),
         *moved[:_MAX_EXPLAINED],
         *left_out,
@@ -224,7 +215,7 @@ def speedups_section(speedups: Speedups) -> Section | None:
 def _left_out(pairs: Sequence[tuple[CellResult, CellResult]]) -> tuple[Notice, ...]:
     """The unstable cells whose pairs have no factor."""
     cells = dict.fromkeys(
-        shorten_label(cell.spec.label) + (" (baseline)" if cell is base else "")
+        tables.shorten_label(cell.spec.label) + (" (baseline)" if cell is base else "")
         for base, other in pairs
         for cell in (base, other)
         if not is_stable(cell)
@@ -235,7 +226,7 @@ def _left_out(pairs: Sequence[tuple[CellResult, CellResult]]) -> tuple[Notice, .
 
 def _mixed_factors(item: Speedup) -> str:
     mixed = (stage for stage in item.steps if len(stage.aspects) > 1 and stage.attributable)
-    return ", ".join(f"{format_factor(stage.factor)} {' and '.join(stage.aspects)}" for stage in mixed)
+    return ", ".join(f"{tables.format_factor(stage.factor)} {' and '.join(stage.aspects)}" for stage in mixed)
 
 
 def _aspect_factor(item: Speedup, aspect: Aspect) -> float | None:
@@ -245,14 +236,14 @@ def _aspect_factor(item: Speedup, aspect: Aspect) -> float | None:
 def _explain_speedup(speedups: Speedups, item: Speedup) -> str:
     """One sentence for the total, then its steps."""
     before, after = speedups.ms(item.base), speedups.ms(item.other)
-    slower = f"{format_factor(1 / item.factor)} slower than"
-    faster = f"{format_factor(item.factor)} the speed of" if item.factor >= 1 else slower
-    said = f"{shorten_label(item.other.spec.label)}: {faster} {shorten_label(item.base.spec.label)}"
+    slower = f"{tables.format_factor(1 / item.factor)} slower than"
+    faster = f"{tables.format_factor(item.factor)} the speed of" if item.factor >= 1 else slower
+    said = f"{tables.shorten_label(item.other.spec.label)}: {faster} {tables.shorten_label(item.base.spec.label)}"
     said += f" ({format_or_dash(before)} to {format_or_dash(after)} ms per image)."
     why = []
     for cell in (item.base, item.other):
         ran = f"ran in {cell.compute_dtype}, not in {cell.spec.precision}" if cell.compute_dtype else "is not stable"
-        why += [f"{shorten_label(cell.spec.label)} {ran}"] if unreliable_reason(cell) else []
+        why += [f"{tables.shorten_label(cell.spec.label)} {ran}"] if unreliable_reason(cell) else []
     if why:
         said += f" But {' and '.join(why)}."
     if len(item.steps) > 1:
@@ -265,10 +256,10 @@ def _step_phrase(stage: Speedup) -> str:
     if stage.aspects == ("batch",) and stage.base.bench and stage.other.bench:
         what = f"batch {stage.base.bench.batch} to {stage.other.bench.batch}"
     if stage.aspects == ("precision",):
-        what = f"{precision_label(stage.base)} to {precision_label(stage.other)}"
+        what = f"{tables.precision_label(stage.base)} to {tables.precision_label(stage.other)}"
     if stage.aspects == ("backend",):
-        what = f"{backend_label(stage.base.spec)} to {backend_label(stage.other.spec)}"
-    return f"{format_factor(stage.factor)} by {what}"
+        what = f"{tables.backend_label(stage.base.spec)} to {tables.backend_label(stage.other.spec)}"
+    return f"{tables.format_factor(stage.factor)} by {what}"
 
 
 def _delta_table(stage: Speedup) -> Table | None:
@@ -329,7 +320,7 @@ def _unexplained(stages: Iterable[Speedup]) -> list[str]:
     reasons: dict[str, None] = {}
     lacking: dict[str, None] = {}
     for stage in stages:
-        names = [shorten_label(cell.spec.label) for cell in (stage.base, stage.other)]
+        names = [tables.shorten_label(cell.spec.label) for cell in (stage.base, stage.other)]
         if len(stage.aspects) > 1:
             both = " and ".join(stage.aspects)
             reasons[f"{both} apart between {' and '.join(names)}, since no cell in between was measured"] = None

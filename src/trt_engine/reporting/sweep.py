@@ -21,29 +21,12 @@ from trt_engine.records.bench import BenchRecord
 from trt_engine.records.evaluate import MAIN_METRIC
 from trt_engine.records.size import BatchResult
 from trt_engine.records.sweep import CellResult, RunPlan, RunSummary, quantized_slowdowns
+from trt_engine.reporting import tables
 from trt_engine.reporting.bench import points_line
 from trt_engine.reporting.charts import Bars, Chart, Line, LineChart, Point, Scatter
 from trt_engine.reporting.context import ReportContext
 from trt_engine.reporting.document import Block, Fact, KeyFigure, Notice, Paragraph, Section, make_facts
 from trt_engine.reporting.speedup import unreliable_reason
-from trt_engine.reporting.tables import (
-    Columns,
-    backend_label,
-    flatten_warning,
-    format_factor,
-    group_by,
-    make_table,
-    metric_text,
-    more_note,
-    number_columns,
-    plural,
-    precision_label,
-    shorten_label,
-    text_table,
-    to_sentence,
-    varying_columns,
-    warning_summary,
-)
 
 _MAX_BARS = 20  # in one chart
 _MAX_LINES = 8  # in one chart
@@ -110,7 +93,7 @@ def cell_summary(result: CellResult) -> str:
     if result.bench is not None and (times := result.bench.compute_summary()) is not None:
         speed = f"{format_number(result.bench.images_per_s)} images/s"
         parts.append(f"median {format_ms(times.median)}, p95 {format_ms(times.p95)}, {speed}")
-    parts += [f"{name} {metric_text(value)}" for name, value in _main_metric(result).items()]
+    parts += [f"{name} {tables.metric_text(value)}" for name, value in _main_metric(result).items()]
     parts += [format_bytes(result.engine_bytes)] if result.engine_bytes is not None else []
     return ", ".join(filter(None, [*parts, result.validation, f"{result.seconds:.1f} s"]))
 
@@ -135,8 +118,8 @@ def key_figures(context: ReportContext) -> Iterator[KeyFigure]:
     faster = [item for item in context.speedups.explanations if item.factor > 1 and not item.unreliable]
     if faster:
         most = max(faster, key=lambda item: item.factor)
-        pair = f"{shorten_label(most.other.spec.label)} against {shorten_label(most.base.spec.label)}"
-        yield KeyFigure("speed-up", format_factor(most.factor), pair)
+        pair = f"{tables.shorten_label(most.other.spec.label)} against {tables.shorten_label(most.base.spec.label)}"
+        yield KeyFigure("speed-up", tables.format_factor(most.factor), pair)
     if one_model:
         latency = min((ms * cell.bench.batch, _label_with_doubt(cell)) for ms, cell in known if cell.bench is not None)
         yield KeyFigure("ms per query", format_or_dash(latency[0]), f"shortest mean: {latency[1]}")
@@ -145,25 +128,25 @@ def key_figures(context: ReportContext) -> Iterator[KeyFigure]:
 def _label_with_doubt(cell: CellResult) -> str:
     """The label, with the reason if its speed is unreliable."""
     why = unreliable_reason(cell)
-    return shorten_label(cell.spec.label) + (f" ({why})" if why else "")
+    return tables.shorten_label(cell.spec.label) + (f" ({why})" if why else "")
 
 
 def notices(context: ReportContext) -> Iterator[Notice]:
     found = context.run.cells
     for state, word in _STATE_LABELS.items():
-        named = [shorten_label(cell.spec.label) for cell in found if cell.state == state]
+        named = [tables.shorten_label(cell.spec.label) for cell in found if cell.state == state]
         if named:
             why = "; the reasons stand below" if state in ("failed", "skipped") else ""
-            yield Notice(f"{plural(len(named), 'cell')} {word}: {join_names(named, 4)}{why}.")
+            yield Notice(f"{tables.plural(len(named), 'cell')} {word}: {join_names(named, 4)}{why}.")
     explained = context.speedups.explanations
     if explained and all(item.factor < 1 for item in explained):
         nearest = max(explained, key=lambda item: item.factor)
-        label, slower = shorten_label(nearest.other.spec.label), format_factor(1 / nearest.factor)
+        label, slower = tables.shorten_label(nearest.other.spec.label), tables.format_factor(1 / nearest.factor)
         which = "the nearest" if len(explained) > 1 else "the other"
         which_cells = "stable cell" if context.speedups.unstable else "cell"
         none = f"No {which_cells} is faster than the baseline of its model"
         yield Notice(f"{none}: {which}, {label}, is {slower} slower.")
-    yield from (Notice(to_sentence(text)) for text in quantized_slowdowns(found))
+    yield from (Notice(tables.to_sentence(text)) for text in quantized_slowdowns(found))
     for cell in found:
         ran = cell.bench.batch if cell.bench else cell.spec.batch
         if cell.requested_batch not in (None, ran):
@@ -183,10 +166,10 @@ def notices(context: ReportContext) -> Iterator[Notice]:
         known = {*cell.bench.instability} if cell.bench else set()
         of_bench = cell.bench.warnings if cell.bench else ()
         told_once = dict.fromkeys((*cell.warnings, *of_bench))
-        said += [(cell.spec.label, flatten_warning(text)) for text in told_once if text not in known]
+        said += [(cell.spec.label, tables.flatten_warning(text)) for text in told_once if text not in known]
         if cell.bench is not None and (not cell.bench.stable or cell.bench.instability):
             said.append((cell.spec.label, f"not stable: {instability_text(cell.bench)}"))
-    yield from (Notice(text, summary=warning_summary(what)) for text, what in _merge_warnings(said))
+    yield from (Notice(text, summary=tables.warning_summary(what)) for text, what in _merge_warnings(said))
     for _, model, _, group in _by_model(context):
         digests = {cell.images_digest for cell in group if cell.images_digest}
         if len(digests) > 1:
@@ -199,9 +182,9 @@ def instability_text(result: BenchRecord | BatchResult) -> str:
 
 def _merge_warnings(warnings: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Merge warnings of cells that differ only in numbers; yield the text with and without the cells."""
-    groups = group_by(warnings, lambda warning: _warning_kind(warning[1]))
+    groups = tables.group_by(warnings, lambda warning: _warning_kind(warning[1]))
     for group in groups.values():
-        labels = list(dict.fromkeys(shorten_label(label) for label, _ in group))
+        labels = list(dict.fromkeys(tables.shorten_label(label) for label, _ in group))
         first = group[0][1]
         if len(labels) == 1:
             yield from ((f"{labels[0]}: {text}", text) for text in dict.fromkeys(text for _, text in group))
@@ -219,21 +202,21 @@ def cells_section(context: ReportContext) -> Section:
     found, speedups = context.run.cells, context.speedups
     baselines = {id(base) for base in speedups.baselines}
     factors = {id(item.other): item.factor for item in speedups.explanations}
-    named: Columns = [("cell", [cell.spec.label for cell in found])]
+    named: tables.Columns = [("cell", [cell.spec.label for cell in found])]
     if any(state := [_state_label(cell) for cell in found]):
         named.append(("", state))  # visible on a phone, unlike the end of a wide table
     if any(cell.compute_dtype for cell in found):
-        named += varying_columns([("ran in", [cell.compute_dtype or cell.spec.precision for cell in found])])
-    faster = ["1×" if id(c) in baselines else format_factor(factors.get(id(c))) for c in found]
+        named += tables.varying_columns([("ran in", [cell.compute_dtype or cell.spec.precision for cell in found])])
+    faster = ["1×" if id(c) in baselines else tables.format_factor(factors.get(id(c))) for c in found]
     summaries = [context.summaries[id(cell.bench)] if cell.bench else None for cell in found]
     metrics = [_main_metric(cell) for cell in found]
     sizes = [None if cell.engine_bytes is None else cell.engine_bytes / MIB for cell in found]
     several = (("engine MiB", sizes), ("build s", [cell.build_seconds for cell in found]))
-    worst = varying_columns([("max rel. diff.", list(map(_max_rel_error, found)))])
+    worst = tables.varying_columns([("max rel. diff.", list(map(_max_rel_error, found)))])
     columns = [
         *named,
-        *number_columns(summaries, {"mean ms": "mean", "p95 ms": "p95", "p99 ms": "p99"}),
-        *number_columns([cell.bench for cell in found], {"images/s": "images_per_s"}),
+        *tables.number_columns(summaries, {"mean ms": "mean", "p95 ms": "p95", "p99 ms": "p99"}),
+        *tables.number_columns([cell.bench for cell in found], {"images/s": "images_per_s"}),
         *([("faster", faster)] if factors else []),
         *(
             (name, format_column([one.get(name) for one in metrics]))
@@ -260,7 +243,7 @@ def cells_section(context: ReportContext) -> Section:
         said.append("The largest relative difference is against plain ONNX Runtime on the same input.")
         said += _row_matching(found)
     charts = tuple(_time_charts(context))
-    blocks: list[Block] = [make_table(f"One row for each cell{scope}", columns, words=len(named), marked=marked)]
+    blocks: list[Block] = [tables.make_table(f"One row for each cell{scope}", columns, words=len(named), marked=marked)]
     return Section(
         "cells",
         "Cells",
@@ -287,13 +270,13 @@ def _row_matching(cells: Sequence[CellResult]) -> Iterator[str]:
         for name, error in (cell.parity.outputs.items() if cell.parity is not None else ())
         if error.rows_moved or error.rows_skipped
     ]
-    for how, group in group_by(moved, lambda item: item[0]).items():
-        yield f"Of {', '.join(shorten_label(label) for _, label in group)}: {how}."
+    for how, group in tables.group_by(moved, lambda item: item[0]).items():
+        yield f"Of {', '.join(tables.shorten_label(label) for _, label in group)}: {how}."
 
 
 def _by_model(context: ReportContext) -> Iterator[tuple[int, str, str, list[CellResult]]]:
     """Number, model, ` of MODEL` if there are several, and cells of each model."""
-    groups = group_by(context.run.cells, lambda cell: cell.spec.model)
+    groups = tables.group_by(context.run.cells, lambda cell: cell.spec.model)
     for place, (model, group) in enumerate(groups.items()):
         yield place, model, f" of {model}" if len(groups) > 1 else "", group
 
@@ -321,9 +304,11 @@ def throughput_section(context: ReportContext) -> Section | None:
     blocks: list[Block] = []
     for place, _, which, group in _by_model(context):
         several = len({(c.spec.backend, c.spec.providers, c.spec.device) for c in group}) > 1
-        series = group_by(
+        series = tables.group_by(
             ((c, c.bench) for c in group if c.bench is not None and context.speedups.ms(c) is not None),
-            lambda pair: precision_label(pair[0]) + (f", {backend_label(pair[0].spec)}" if several else ""),  # noqa: B023
+            lambda pair: (
+                tables.precision_label(pair[0]) + (f", {tables.backend_label(pair[0].spec)}" if several else "")  # noqa: B023
+            ),
         )
         if not any(len({bench.batch for _, bench in line}) > 1 for line in series.values()):
             continue
@@ -335,10 +320,12 @@ def throughput_section(context: ReportContext) -> Section | None:
         charts.append(LineChart(f"throughput-{place}", title, axis, "images/s", tuple(lines), log_x=True))
         batches = sorted({p.x for line in lines for p in line.points})
         rates = [{p.x: p.y for p in reversed(line.points)} for line in lines]
-        columns: Columns = [("", [line.name for line in lines])]
+        columns: tables.Columns = [("", [line.name for line in lines])]
         columns += [(f"batch {x:g}", format_column([rate.get(x) for rate in rates])) for x in batches]
         blocks.append(
-            make_table(f"Images per second by batch size{which}{more_note(_MAX_LINES, len(series))}", columns, words=1)
+            tables.make_table(
+                f"Images per second by batch size{which}{tables.more_note(_MAX_LINES, len(series))}", columns, words=1
+            )
         )
     return Section("throughput", "Throughput against batch", (tuple(charts), *blocks)) if charts else None
 
@@ -360,14 +347,14 @@ def accuracy_section(context: ReportContext) -> Section | None:
         ]
         known = [p for cell, p in points if unreliable_reason(cell) is None]
         front = [p for p in known if not any(q.x >= p.x and q.y >= p.y and (q.x, q.y) != (p.x, p.y) for q in known)]
-        series = group_by(points, lambda pair: precision_label(pair[0]))
+        series = tables.group_by(points, lambda pair: tables.precision_label(pair[0]))
         lines = tuple(Line(name, tuple(p for _, p in found), "points") for name, found in series.items())
         title = f"{metric} against throughput{which}"
         charts.append(Scatter(f"accuracy-{place}", title, "images/s", metric, lines, tuple(front)))
         base = next((cell for cell in context.speedups.baselines if cell.spec.model == model), None)
         reference = next((p.y for cell, p in points if cell is base), None)
         differences = [None if reference is None else p.y - reference for _, p in points]
-        table = make_table(
+        table = tables.make_table(
             f"{metric} and speed{which}; marked: no other is better in both",
             [
                 ("", [p.label for _, p in points]),
@@ -395,22 +382,24 @@ def failures_section(context: ReportContext) -> Section | None:
             reason, remedy = reason or "the run ended before it", remedy or "run the same command again"
         alike.setdefault((_STATE_LABELS[cell.state], _reason_sentence(reason), remedy.strip() or "–"), []).append(whole)
     cells = [(", ".join(labels), *why) for why, labels in alike.items()]
-    table = text_table("Why, and what to do", ("cell", "", "reason", "remedy"), cells)
+    table = tables.text_table("Why, and what to do", ("cell", "", "reason", "remedy"), cells)
     return Section("failures", "Cells without a result", (table,)) if cells else None
 
 
 def _reason_sentence(reason: str) -> str:
     text = " ".join(reason.split()).rstrip(";, ")
-    return to_sentence(text) if text else "–"
+    return tables.to_sentence(text) if text else "–"
 
 
 def images_section(context: ReportContext) -> Section | None:
     """Digest of each cell's image list."""
-    lists = group_by((cell for cell in context.run.cells if cell.images_digest), lambda cell: cell.images_digest or "")
+    lists = tables.group_by(
+        (cell for cell in context.run.cells if cell.images_digest), lambda cell: cell.images_digest or ""
+    )
     everything = len(lists) == 1 and len(next(iter(lists.values()))) == len(context.run.cells)
     rows = [
         (digest, "all cells" if everything else ", ".join(cell.spec.label for cell in cells))
         for digest, cells in lists.items()
     ]
-    table = text_table("Digest of the list of images, and the cells that saw it", ("digest", "cells"), rows)
+    table = tables.text_table("Digest of the list of images, and the cells that saw it", ("digest", "cells"), rows)
     return Section("images", "Images", (table,)) if rows else None

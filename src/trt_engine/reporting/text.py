@@ -7,17 +7,7 @@ import unicodedata
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from trt_engine.escapes import join_lines
-from trt_engine.reporting.document import (
-    Block,
-    Commands,
-    Facts,
-    Links,
-    Notice,
-    Paragraph,
-    ReportDocument,
-    Section,
-    Table,
-)
+from trt_engine.reporting import document
 
 MARK = "trt-engine report · "
 _WIDTH = 100
@@ -25,7 +15,7 @@ _NAME_WIDTH = 11
 """Least width of the names of a result, with their colon."""
 
 
-def render(contents: ReportDocument) -> str:
+def render(contents: document.ReportDocument) -> str:
     """Render the report as plain text."""
     lines = [f"{MARK}{contents.title}", contents.device, contents.subtitle, ""]
     values = [figure.value for figure in contents.figures]
@@ -43,22 +33,22 @@ def render(contents: ReportDocument) -> str:
     return "\n".join([*lines, "", *_wrap(contents.footer)]) + "\n"
 
 
-def render_result(parts: Iterable[Block | Section], width: int | None = None) -> str:
+def render_result(parts: Iterable[document.Block | document.Section], width: int | None = None) -> str:
     """Render what a verb prints, tables in `width` columns if it is given; control characters in names are escapes."""
     lines: list[str] = []
     for part in parts:
-        if isinstance(part, Section):
+        if isinstance(part, document.Section):
             lines += _render_section(part, width)
-        elif isinstance(part, Facts):
+        elif isinstance(part, document.Facts):
             lines += _render_facts(part)
-        elif isinstance(part, Paragraph):
+        elif isinstance(part, document.Paragraph):
             lines.append(part.text)
         else:
             lines += _render_block(part, width)
     return join_lines(lines)
 
 
-def _render_facts(facts: Facts) -> Iterator[str]:
+def _render_facts(facts: document.Facts) -> Iterator[str]:
     """`name:  value`, the values in one column if `aligned`."""
     width = max(_NAME_WIDTH, _max_width([name for name, _ in facts.rows]) + 2)
     for name, value in facts.rows:
@@ -68,24 +58,24 @@ def _render_facts(facts: Facts) -> Iterator[str]:
             yield f"{name}: {value}" if name else f"  {value}"
 
 
-def _render_section(section: Section, width: int | None = None) -> Iterator[str]:
+def _render_section(section: document.Section, width: int | None = None) -> Iterator[str]:
     yield from ("", section.title, "-" * _width(section.title))
     for block in section.blocks:
         yield from _render_block(block, width)
 
 
-def _render_block(block: Block, width: int | None = None) -> Iterator[str]:
-    if isinstance(block, Paragraph):
+def _render_block(block: document.Block, width: int | None = None) -> Iterator[str]:
+    if isinstance(block, document.Paragraph):
         yield from _wrap(block.text)
-    elif isinstance(block, Notice):
+    elif isinstance(block, document.Notice):
         yield from _wrap(block.text, "! " if block.kind == "warning" else "- ")
-    elif isinstance(block, Facts):
+    elif isinstance(block, document.Facts):
         yield from _render_pairs(block.rows)
-    elif isinstance(block, Links):
+    elif isinstance(block, document.Links):
         yield from _render_pairs([(name, path) for name, path, _ in block.rows])
-    elif isinstance(block, Commands):
+    elif isinstance(block, document.Commands):
         yield from (f"  {line}" for line in block.lines)
-    elif isinstance(block, Table):
+    elif isinstance(block, document.Table):
         yield from _render_table(block, width)
 
 
@@ -98,7 +88,7 @@ def _render_pairs(rows: Sequence[tuple[str, str]]) -> Iterator[str]:
         yield from _wrap(value, f"  {_pad(name, longest)}  ")
 
 
-def _render_table(table: Table, room: int | None = None) -> Iterator[str]:
+def _render_table(table: document.Table, room: int | None = None) -> Iterator[str]:
     """The table; in less `room` its texts are wrapped, or its last columns stand below, each part with the first columns."""
     cells = [table.columns, *table.rows]
     widths = [_max_width([row[index] for row in cells]) for index in range(len(table.columns))]

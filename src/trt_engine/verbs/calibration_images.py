@@ -20,15 +20,7 @@ from trt_engine.config.precision import PREPROCESS_PRESETS
 from trt_engine.errors import FeedError, ModelError, UsageError
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
-from trt_engine.precision.samples import (
-    ARRAY_SUFFIXES,
-    IMAGE_SUFFIXES,
-    RAW_SUFFIXES,
-    PreprocessFunction,
-    RowSource,
-    open_rows,
-    require_single_input,
-)
+from trt_engine.precision import samples
 from trt_engine.vision.spec import Preprocess, Vision, resolve_preprocess, vision_of_model
 
 if TYPE_CHECKING:
@@ -70,7 +62,7 @@ def images_as_inputs(
         return _pass_through(calib_data, named)
     path = Path(calib_data)
     opened = model if isinstance(model, Model) else open_model(model)
-    if _is_folder_with(path, ARRAY_SUFFIXES | RAW_SUFFIXES) or not (
+    if _is_folder_with(path, samples.ARRAY_SUFFIXES | samples.RAW_SUFFIXES) or not (
         _contains_images(path) or _is_dataset(path, opened)
     ):
         return _pass_through(calib_data, named)
@@ -85,12 +77,12 @@ def images_as_inputs(
             "or give the inputs themselves as .npy or .npz files",
         )
     spec = pixels.input_spec(opened.signature)
-    require_single_input(opened.signature, f"an image of `{path.name}`")
+    samples.require_single_input(opened.signature, f"an image of `{path.name}`")
     from trt_engine.vision.preprocess import Preprocessor
 
     made = Preprocessor(pixels, spec.dtype)
     if _contains_images(path):
-        rows = open_rows(path, opened.signature, lambda file: _read_image(file, made))
+        rows = samples.open_rows(path, opened.signature, lambda file: _read_image(file, made))
     else:
         rows = _dataset_rows(path, spec.name, made)
     return CalibrationInputs(rows, pixels.as_dict(), {"source": source} | pixels.as_dict())
@@ -118,12 +110,12 @@ def _is_folder_with(path: Path, suffixes: frozenset[str]) -> bool:
     if not path.is_dir():
         return False
     found = {item.suffix.lower() for item in path.iterdir() if not item.name.startswith(".")}
-    return bool(found & suffixes) and not found & IMAGE_SUFFIXES
+    return bool(found & suffixes) and not found & samples.IMAGE_SUFFIXES
 
 
 def _contains_images(path: Path) -> bool:
     files = path.iterdir() if path.is_dir() else [path]
-    return any(item.suffix.lower() in IMAGE_SUFFIXES and not item.name.startswith(".") for item in files)
+    return any(item.suffix.lower() in samples.IMAGE_SUFFIXES and not item.name.startswith(".") for item in files)
 
 
 def _is_dataset(path: Path, model: Model) -> bool:
@@ -153,7 +145,7 @@ def _read_image(file: Path, made: Preprocessor) -> npt.NDArray[Any]:
         raise ValueError(str(error)) from error
 
 
-def _dataset_rows(path: Path, name: str, made: Preprocessor) -> RowSource:
+def _dataset_rows(path: Path, name: str, made: Preprocessor) -> samples.RowSource:
     from trt_engine.vision.datasets import open_dataset
 
     dataset = open_dataset(path)
@@ -161,7 +153,7 @@ def _dataset_rows(path: Path, name: str, made: Preprocessor) -> RowSource:
     def make(skipped: dict[str, str]) -> Iterator[tuple[dict[str, npt.NDArray[Any]], str]]:
         yield from _iter_images(dataset, name, made, skipped)
 
-    return RowSource(f"{len(dataset.items)} images of `{path.name}`", make, len(dataset.items))
+    return samples.RowSource(f"{len(dataset.items)} images of `{path.name}`", make, len(dataset.items))
 
 
 def _iter_images(
@@ -184,8 +176,8 @@ def _iter_images(
 
 
 def calibration_inputs(
-    model: Model | Path | str, calib_data: Any, preprocess: VisionSource | PreprocessFunction | None
-) -> tuple[CalibrationInputs, PreprocessFunction | None]:
+    model: Model | Path | str, calib_data: Any, preprocess: VisionSource | samples.PreprocessFunction | None
+) -> tuple[CalibrationInputs, samples.PreprocessFunction | None]:
     """The inputs made of images; a `preprocess` function is returned unchanged."""
     if callable(preprocess):
         return CalibrationInputs(calib_data), preprocess

@@ -15,24 +15,8 @@ import onnxruntime as ort
 import pytest
 
 from onnx_models import FLOAT, FP8, node, save
+from trt_engine.backends.inductor import convolution, linear
 from trt_engine.backends.inductor.attention import ATTENTION
-from trt_engine.backends.inductor.convolution import (
-    CONVOLUTION,
-    PATCHES,
-    fuse_convolution,
-    fuse_patches,
-    store_weights,
-)
-from trt_engine.backends.inductor.linear import (
-    ACTIVATIONS,
-    FACTORS,
-    LINEAR,
-    OUT_SCALE,
-    RESIDUAL,
-    X_SCALE,
-    fuse_linear,
-    quantized_layers,
-)
 from trt_engine.graph import walk
 
 BOTH = ("int8", "fp8")
@@ -75,21 +59,23 @@ def mlp(path: Path, kind: str = "int8", **change: Any) -> Path:
 
 
 def linears(proto: onnx.ModelProto) -> list[onnx.NodeProto]:
-    return [item for item in proto.graph.node if item.op_type == LINEAR]
+    return [item for item in proto.graph.node if item.op_type == linear.LINEAR]
 
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_quantized_layers_with_gelu_and_a_residual_are_two_nodes(kind: str, tmp_path: Path) -> None:
     proto = onnx.load(mlp(tmp_path / "m.onnx", kind))
-    assert quantized_layers(proto, BOTH) == {"h", "o"}
-    assert fuse_linear(proto.graph, on_gpu=True, quantized_types=BOTH) == 2
-    assert [item.op_type for item in proto.graph.node] == [LINEAR, LINEAR]
+    assert linear.quantized_layers(proto, BOTH) == {"h", "o"}
+    assert linear.fuse_linear(proto.graph, on_gpu=True, quantized_types=BOTH) == 2
+    assert [item.op_type for item in proto.graph.node] == [linear.LINEAR, linear.LINEAR]
     first, second = proto.graph.node
     # the values between are stored quantized: the first layer quantizes, the second does not
-    assert first.input[X_SCALE] == "sx" and first.input[OUT_SCALE] == "sh"
+    assert first.input[linear.X_SCALE] == "sx" and first.input[linear.OUT_SCALE] == "sh"
     assert walk.attributes(first)["activation"] == b"gelu"
-    assert not second.input[X_SCALE] and second.input[RESIDUAL] == "x"
-    factors = {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}[first.input[FACTORS]]
+    assert not second.input[linear.X_SCALE] and second.input[linear.RESIDUAL] == "x"
+    factors = {item.name: onnx.numpy_helper.to_array(item) for item in proto.graph.initializer}[
+        first.input[linear.FACTORS]
+    ]
     assert factors.shape == (64,) and factors.dtype == np.float32
 
 
@@ -129,18 +115,18 @@ def test_the_fused_layers_compute_what_onnx_runtime_computes(kind: str, tmp_path
 def test_a_pair_that_is_not_symmetric_per_output_stays(
     why: str, change: dict[str, Any], taken: set[str], tmp_path: Path
 ) -> None:
-    assert quantized_layers(onnx.load(mlp(tmp_path / "m.onnx", **change)), BOTH) == taken, why
+    assert linear.quantized_layers(onnx.load(mlp(tmp_path / "m.onnx", **change)), BOTH) == taken, why
 
 
 def test_two_scales_of_one_value_are_one(tmp_path: Path) -> None:
     model = onnx.load(mlp(tmp_path / "m.onnx", dequantized_by="sd"))
-    assert quantized_layers(model, BOTH) == {"h", "o"}
+    assert linear.quantized_layers(model, BOTH) == {"h", "o"}
 
 
 def test_only_types_that_the_gpu_multiplies_are_taken(tmp_path: Path) -> None:
     proto = onnx.load(mlp(tmp_path / "m.onnx", "fp8"))
-    assert quantized_layers(proto, ("int8",)) == set()
-    assert fuse_linear(proto.graph, on_gpu=True, quantized_types=("int8",)) == 0
+    assert linear.quantized_layers(proto, ("int8",)) == set()
+    assert linear.fuse_linear(proto.graph, on_gpu=True, quantized_types=("int8",)) == 0
     assert Counter(item.op_type for item in proto.graph.node)["DequantizeLinear"] == 4
 
 
@@ -153,7 +139,7 @@ def test_sizes_that_tensor_cores_do_not_take_stay(tmp_path: Path) -> None:
         node("DequantizeLinear", "w s z", "wd"), node("MatMul", "xd wd", "y"),
     ]  # fmt: skip
     path = save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [2, 20])}, {"y": (FLOAT, [2, 64])}, weights)
-    assert quantized_layers(onnx.load(path), BOTH) == set()
+    assert linear.quantized_layers(onnx.load(path), BOTH) == set()
 
 
 def test_a_layer_whose_output_others_read_keeps_its_activation_apart(tmp_path: Path) -> None:
@@ -161,8 +147,8 @@ def test_a_layer_whose_output_others_read_keeps_its_activation_apart(tmp_path: P
     nodes = [node("MatMul", "x w", "h"), node("Add", "h b", "hb"), node("Gelu", "hb", "g"), node("Add", "g hb", "y")]
     path = save(tmp_path / "m.onnx", nodes, {"x": (FLOAT, [2, 32])}, {"y": (FLOAT, [2, 32])}, weights)
     proto = onnx.load(path)
-    fuse_linear(proto.graph, on_gpu=True)
-    assert [item.op_type for item in proto.graph.node] == [LINEAR, "Gelu", "Add"]
+    linear.fuse_linear(proto.graph, on_gpu=True)
+    assert [item.op_type for item in proto.graph.node] == [linear.LINEAR, "Gelu", "Add"]
 
 
 @needs_torch
@@ -173,7 +159,10 @@ def test_gelu_that_is_written_out_is_found() -> None:
     graph = load_graph(proto, on_gpu=True)
     activations = [walk.attributes(item).get("activation") for item in linears(graph.proto)]
     assert activations.count(b"gelu") == 4 and graph.attentions == 4
-    assert sum(len(item.input) > RESIDUAL and bool(item.input[RESIDUAL]) for item in linears(graph.proto)) == 8
+    assert (
+        sum(len(item.input) > linear.RESIDUAL and bool(item.input[linear.RESIDUAL]) for item in linears(graph.proto))
+        == 8
+    )
 
 
 def half_attention(path: Path, hidden: float) -> Path:
@@ -219,9 +208,9 @@ def residual_block(
 
 def test_a_residual_block_is_two_convolutions(tmp_path: Path) -> None:
     proto = onnx.load(residual_block(tmp_path / "m.onnx"))
-    assert fuse_convolution(proto.graph) == 2
+    assert convolution.fuse_convolution(proto.graph) == 2
     assert [(item.op_type, list(item.input)) for item in proto.graph.node] == [
-        (CONVOLUTION, ["x", "w", "b", ""]), (CONVOLUTION, ["r", "v", "b", "x"])
+        (convolution.CONVOLUTION, ["x", "w", "b", ""]), (convolution.CONVOLUTION, ["r", "v", "b", "x"])
     ]  # fmt: skip
 
 
@@ -272,14 +261,14 @@ def test_a_pointwise_convolution_as_a_product_adds_its_residual_before_the_activ
     module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES, Products(), fused=True)
     with torch.no_grad():
         (found,) = module(torch.from_numpy(x))
-    assert [ACTIVATIONS[item] for item in Products.activations] == ["relu", "relu_of_sum"]
+    assert [linear.ACTIVATIONS[item] for item in Products.activations] == ["relu", "relu_of_sum"]
     assert (wanted == 0).any() and np.abs(found.float().numpy() - wanted).max() < 0.01 * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("change", [{"half": False}, {"pads": (0, 0, 2, 2)}, {"group": 2}, {"channels": 1}])
 def test_convolutions_that_cudnn_does_not_fuse_stay(change: dict[str, Any], tmp_path: Path) -> None:
     proto = onnx.load(residual_block(tmp_path / "m.onnx", **change))
-    fused = fuse_convolution(proto.graph)
+    fused = convolution.fuse_convolution(proto.graph)
     assert fused == (0 if change == {"half": False} else 1)
 
 
@@ -297,7 +286,7 @@ def embedding(path: Path, stride: int = 4) -> Path:
 def test_a_patch_embedding_is_a_linear_layer(tmp_path: Path) -> None:
     x = RNG.standard_normal((2, 3, 14, 12)).astype(np.float16)
     operators, found, wanted = fused(embedding(tmp_path / "m.onnx"), {"x": x})
-    assert operators == [PATCHES, LINEAR, "Transpose"]
+    assert operators == [convolution.PATCHES, linear.LINEAR, "Transpose"]
     assert found.shape == wanted.shape == (2, 16, 3, 3)
     assert np.abs(found - wanted).max() < 0.01 * np.abs(wanted).max()
 
@@ -323,7 +312,7 @@ def test_a_quantized_patch_embedding_is_a_linear_layer_on_dequantised_values(kin
         torch.from_numpy(weights["b"]).float(), stride=4,
     )  # fmt: skip
     graph = load_graph(onnx.load(path), on_gpu=True, quantized_types=BOTH)
-    assert [item.op_type for item in graph.proto.graph.node] == [PATCHES, LINEAR, "Transpose"]
+    assert [item.op_type for item in graph.proto.graph.node] == [convolution.PATCHES, linear.LINEAR, "Transpose"]
     with torch.no_grad():
         (found,) = OnnxModule(graph.proto, torch.device("cpu"), RULES)(torch.from_numpy(x))
     assert float((found.float() - wanted).abs().max()) < 0.01 * float(wanted.abs().max())
@@ -341,15 +330,15 @@ def test_weights_that_others_read_or_in_blocks_stay_quantized() -> None:
         )  # fmt: skip
 
     weight, conv = node("DequantizeLinear", "q s", "w", axis=0), node("Conv", "x w", "y")
-    assert store_weights(graph(weight, conv)) == 1
-    assert store_weights(graph(weight, conv, outputs=("y", "w"))) == 0
-    assert store_weights(graph(weight, conv, node("Relu", "w", "r"), outputs=("y", "r"))) == 0
-    assert store_weights(graph(node("DequantizeLinear", "q s", "w", axis=0, block_size=1), conv)) == 0
-    assert store_weights(graph(weight, node("Conv", "w w", "y"))) == 0
+    assert convolution.store_weights(graph(weight, conv)) == 1
+    assert convolution.store_weights(graph(weight, conv, outputs=("y", "w"))) == 0
+    assert convolution.store_weights(graph(weight, conv, node("Relu", "w", "r"), outputs=("y", "r"))) == 0
+    assert convolution.store_weights(graph(node("DequantizeLinear", "q s", "w", axis=0, block_size=1), conv)) == 0
+    assert convolution.store_weights(graph(weight, node("Conv", "w w", "y"))) == 0
 
 
 def test_windows_that_overlap_stay_a_convolution(tmp_path: Path) -> None:
-    assert fuse_patches(onnx.load(embedding(tmp_path / "m.onnx", stride=3)).graph) == 0
+    assert convolution.fuse_patches(onnx.load(embedding(tmp_path / "m.onnx", stride=3)).graph) == 0
 
 
 @needs_torch
@@ -435,7 +424,7 @@ def test_cudnn_adds_only_a_residual_of_the_output_s_shape(
     feeds = {name: RNG.standard_normal([2, *shape[1:]]).astype("f2") for name, (_, shape) in given.items()}
     (wanted,) = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"]).run(None, feeds)
     graph = onnx_module.load_graph(onnx.load(path), on_gpu=True)
-    assert [item.op_type for item in graph.proto.graph.node] == [CONVOLUTION]
+    assert [item.op_type for item in graph.proto.graph.node] == [convolution.CONVOLUTION]
     from trt_engine.backends.inductor.tensor_rules import RULES
 
     module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES)
@@ -449,16 +438,16 @@ def test_a_shortcut_of_one_channel_keeps_its_bias(tmp_path: Path) -> None:
     for item in graph.initializer:
         if item.name in "ud":
             item.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(item)[:1], item.name))
-    fuse_convolution(graph)
-    assert Counter(item.op_type for item in graph.node) == {CONVOLUTION: 2, "Conv": 1}
+    convolution.fuse_convolution(graph)
+    assert Counter(item.op_type for item in graph.node) == {convolution.CONVOLUTION: 2, "Conv": 1}
 
 
 def test_patches_with_a_computed_bias_stay_a_convolution() -> None:
     weight = onnx.numpy_helper.from_array(np.ones((16, 3, 4, 4), "f2"), "w")
     nodes = [node("Cast", "c", "b", to=10), node("Conv", "x w b", "y", strides=[4, 4])]
     graph = onnx.helper.make_graph(nodes, "net", [], [], [weight])
-    assert fuse_patches(graph) == 0
-    fuse_linear(graph, on_gpu=True)
+    assert convolution.fuse_patches(graph) == 0
+    linear.fuse_linear(graph, on_gpu=True)
 
 
 def test_values_between_layers_of_two_quantized_types_are_not_stored_in_the_first(tmp_path: Path) -> None:
@@ -476,21 +465,21 @@ def test_values_between_layers_of_two_quantized_types_are_not_stored_in_the_firs
     makers = {name: item for item in model.graph.node for name in item.output}
     back = makers[product.input[0]]
     back.input[2] = makers[back.input[0]].input[2] = "z8"
-    assert fuse_linear(model.graph, on_gpu=True, quantized_types=BOTH) == 2
+    assert linear.fuse_linear(model.graph, on_gpu=True, quantized_types=BOTH) == 2
     first, last = linears(model)
-    assert len(first.input) <= OUT_SCALE or not first.input[OUT_SCALE]
-    assert last.input[X_SCALE]
+    assert len(first.input) <= linear.OUT_SCALE or not first.input[linear.OUT_SCALE]
+    assert last.input[linear.X_SCALE]
 
 
 def test_constants_of_a_quantized_layer_may_be_nodes(tmp_path: Path) -> None:
     path = mlp(tmp_path / "m.onnx")
     model = onnx.load(path)
-    wanted = quantized_layers(model, BOTH)
+    wanted = linear.quantized_layers(model, BOTH)
     stored = list(model.graph.initializer)
     del model.graph.initializer[:]
     for at, item in enumerate(stored):
         model.graph.node.insert(at, onnx.helper.make_node("Constant", [], [item.name], value=item))
-    assert quantized_layers(model, BOTH) == wanted != set()
+    assert linear.quantized_layers(model, BOTH) == wanted != set()
 
 
 def test_a_quantization_that_does_not_saturate_stays(tmp_path: Path) -> None:
@@ -498,7 +487,7 @@ def test_a_quantization_that_does_not_saturate_stays(tmp_path: Path) -> None:
     for item in model.graph.node:
         if item.op_type == "QuantizeLinear":
             item.attribute.append(onnx.helper.make_attribute("saturate", 0))
-    assert quantized_layers(model, BOTH) == set()
+    assert linear.quantized_layers(model, BOTH) == set()
 
 
 @needs_torch
@@ -543,7 +532,7 @@ def test_every_convolution_of_a_fused_graph_states_its_layout(tmp_path: Path, mo
     ]  # fmt: skip
     path = save(tmp_path / "m.onnx", nodes, {"x": (half, [2, 8, 6, 6])}, {"y": (half, [2, 4, 7, 7])}, weights)
     graph = onnx_module.load_graph(onnx.load(path), on_gpu=True)
-    assert CONVOLUTION in [item.op_type for item in graph.proto.graph.node]
+    assert convolution.CONVOLUTION in [item.op_type for item in graph.proto.graph.node]
     module = onnx_module.OnnxModule(graph.proto, torch.device("cpu"), RULES, fused=True).eval()
     program = torch.export.export(module, (torch.zeros(2, 8, 6, 6, dtype=torch.float16),), strict=False)
     made = {str(item.target).split(".")[1]: item for item in program.graph.nodes if "conv" in str(item.target)}

@@ -18,17 +18,10 @@ import onnx
 import torch
 from onnx import TensorProto, numpy_helper
 
+from trt_engine.backends.inductor import operators
 from trt_engine.backends.inductor.attention import fuse_attention
 from trt_engine.backends.inductor.convolution import CONVOLUTION, fuse_convolution, fuse_patches, store_weights
 from trt_engine.backends.inductor.linear import LINEAR, WEIGHT, fuse_linear
-from trt_engine.backends.inductor.operators import (
-    MIN_OPSET,
-    OPERATORS,
-    check_attributes,
-    defaults,
-    refusal,
-    write_out,
-)
 from trt_engine.errors import ModelError
 from trt_engine.format import library_reason
 from trt_engine.graph import walk
@@ -106,11 +99,11 @@ class Call:
 
     def attribute(self, name: str, default: Any = None) -> Any:
         """The value that is given, else ONNX's default, else `default`."""
-        if (known := OPERATORS.get(self.node.op_type)) is not None and name not in known.attributes:
+        if (known := operators.OPERATORS.get(self.node.op_type)) is not None and name not in known.attributes:
             raise AssertionError(f"`{name}` is read and not declared")
         value = self.attributes.get(name)
         if value is None:
-            value = defaults(self.node.op_type, self._body.opset).get(name)
+            value = operators.defaults(self.node.op_type, self._body.opset).get(name)
         value = default if value is None else value
         return value.decode() if isinstance(value, bytes) else value
 
@@ -128,7 +121,7 @@ class Call:
 
     def check_types(self) -> None:
         """Refuse element types that are not declared for the operator."""
-        if (known := OPERATORS.get(self.node.op_type)) is None:
+        if (known := operators.OPERATORS.get(self.node.op_type)) is None:
             return
         # axes and sizes beside floating-point data are integers
         for value in self.values if "int64" in known.types else self.values[:1]:
@@ -210,7 +203,7 @@ class Body:
         except ModelError:  # of a node in a body
             raise
         except Exception as error:  # of the rule, and of PyTorch, which names no node
-            raise refusal(node, library_reason(error)) from error
+            raise operators.refusal(node, library_reason(error)) from error
         return results
 
 
@@ -227,10 +220,10 @@ class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # Any where PyTorch is
         fused: bool = False,
     ) -> None:
         super().__init__()
-        check_attributes(proto)
+        operators.check_attributes(proto)
         lacking = next((node for node in walk.all_nodes(proto) if node.op_type not in (*rules, "Shape", "Size")), None)
         if lacking is not None:
-            raise refusal(lacking, "no rule computes the operator")
+            raise operators.refusal(lacking, "no rule computes the operator")
         self.device, self.kernels, self.rules = device, kernels or Kernels(), rules
         self.has_nibbles = _has_nibbles(proto)
         self.fused = fused
@@ -344,8 +337,8 @@ def load_graph(proto: onnx.ModelProto, *, on_gpu: bool = False, quantized_types:
     if proto.functions:
         proto = onnx.inliner.inline_local_functions(proto)
     drop_initializer_inputs(proto)
-    raise_opset(proto, MIN_OPSET)
-    write_out(proto)
+    raise_opset(proto, operators.MIN_OPSET)
+    operators.write_out(proto)
     constants_as_initializers(proto, bodies=True)
     if on_gpu:
         proto = _with_gelu(proto)

@@ -16,29 +16,20 @@ import numpy as np
 import torch
 from onnx import helper
 
-from trt_engine.backends.inductor.onnx_module import (
-    _SMALL,
-    NIBBLES,
-    Call,
-    Scalars,
-    Unsupported,
-    Value,
-    onnx_type,
-    torch_dtype,
-)
+from trt_engine.backends.inductor import onnx_module
 from trt_engine.graph.shape_eval import FOLDABLE_OPS, MOVING, fold_elements, fold_node, object_array
 from trt_engine.graph.shape_inference import TensorInfo
 
 Array = Any
 
 
-def fold(call: Call) -> Scalars | list[Scalars] | None:
+def fold(call: onnx_module.Call) -> onnx_module.Scalars | list[onnx_module.Scalars] | None:
     """The result of a node on numbers; None for a node that computes on tensors, or on what has no number."""
     op = call.node.op_type
     if op in ("Shape", "Size"):
         return _shape(call)
     given = [value for value in call.values if value is not None]
-    if op not in FOLDABLE_OPS or not given or not all(isinstance(value, Scalars) for value in given):
+    if op not in FOLDABLE_OPS or not given or not all(isinstance(value, onnx_module.Scalars) for value in given):
         return None
     if op == "Cast" and not _can_cast(call.attribute("to"), given[0].values.flat):
         return None
@@ -47,7 +38,7 @@ def fold(call: Call) -> Scalars | list[Scalars] | None:
         made = (_fold_symbols if symbolic else _fold_numbers)(call, op)
     except (ArithmeticError, ValueError):  # Python raises where tensors hold an infinity or no number
         return None
-    if made is None or any(part.values.size > _SMALL for part in made):
+    if made is None or any(part.values.size > onnx_module._SMALL for part in made):
         return None
     if any(_is_nan(item) for part in made for item in part.values.flat):
         return None
@@ -58,30 +49,33 @@ def _is_nan(item: Any) -> bool:
     return isinstance(item, float) and math.isnan(item)
 
 
-def _are_numbers(value: Scalars) -> bool:
+def _are_numbers(value: onnx_module.Scalars) -> bool:
     return all(isinstance(item, int | float) for item in value.values.flat)
 
 
 def _can_cast(kind: int, items: Sequence[Any]) -> bool:
     """Whether numbers of that type are kept as Python numbers: not those of 4 bits and FP8, nor integers of no number."""
-    to = torch_dtype(kind)
-    if kind in NIBBLES or (to.is_floating_point and to.itemsize == 1):
+    to = onnx_module.torch_dtype(kind)
+    if kind in onnx_module.NIBBLES or (to.is_floating_point and to.itemsize == 1):
         return False
     return to.is_floating_point or all(not isinstance(item, float) or math.isfinite(item) for item in items)
 
 
-def _fold_numbers(call: Call, op: str) -> list[Scalars] | None:
+def _fold_numbers(call: onnx_module.Call, op: str) -> list[onnx_module.Scalars] | None:
     inputs = [None if value is None else _info(_typed(value)) for value in call.values]
     made = fold_node(op, call.attributes, inputs, len(call.node.output))
     if made is None:
         return None
     return [
-        Scalars(part.astype(object), torch_dtype(int(helper.np_dtype_to_tensor_dtype(part.dtype)))) for part in made
+        onnx_module.Scalars(
+            part.astype(object), onnx_module.torch_dtype(int(helper.np_dtype_to_tensor_dtype(part.dtype)))
+        )
+        for part in made
     ]
 
 
-def _fold_symbols(call: Call, op: str) -> list[Scalars] | None:
-    values: list[Scalars] = [value for value in call.values if value is not None]
+def _fold_symbols(call: onnx_module.Call, op: str) -> list[onnx_module.Scalars] | None:
+    values: list[onnx_module.Scalars] = [value for value in call.values if value is not None]
     if op in _REDUCTIONS:
         made = _reduce(call, _REDUCTIONS[op])
     elif op in MOVING and op != "Concat" and not all(map(_are_numbers, values[1:])):
@@ -96,26 +90,26 @@ def _fold_symbols(call: Call, op: str) -> list[Scalars] | None:
         rules = _ELEMENTS | {"Cast": _cast(attributes.get("to", 0)), "Mod": _remainder(attributes.get("fmod"))}
         made = fold_elements(op, attributes, inputs, len(call.node.output), rules)
     kind = values[1 if op == "Where" else 0].dtype
-    kind = torch_dtype(call.attribute("to")) if op == "Cast" else torch.bool if op in _COMPARISONS else kind
-    return None if made is None else [Scalars(part, kind) for part in made]
+    kind = onnx_module.torch_dtype(call.attribute("to")) if op == "Cast" else torch.bool if op in _COMPARISONS else kind
+    return None if made is None else [onnx_module.Scalars(part, kind) for part in made]
 
 
 def _info(array: Array) -> TensorInfo:
     return TensorInfo(shape=array.shape, value=array)
 
 
-def _typed(value: Scalars) -> Array:
+def _typed(value: onnx_module.Scalars) -> Array:
     """Numbers as an array of their dtype."""
-    return value.values.astype(helper.tensor_dtype_to_np_dtype(onnx_type(value.dtype)))
+    return value.values.astype(helper.tensor_dtype_to_np_dtype(onnx_module.onnx_type(value.dtype)))
 
 
-def _shape(call: Call) -> Scalars:
+def _shape(call: onnx_module.Call) -> onnx_module.Scalars:
     value: Any = call.values[0]
-    shape = list(value.values.shape if isinstance(value, Scalars) else value.shape)
+    shape = list(value.values.shape if isinstance(value, onnx_module.Scalars) else value.shape)
     if call.node.op_type == "Size":
-        return Scalars(object_array([math.prod(shape)], ()), torch.int64)
+        return onnx_module.Scalars(object_array([math.prod(shape)], ()), torch.int64)
     shape = shape[call.attribute("start", 0) : call.attribute("end")]
-    return Scalars(object_array(shape, (len(shape),)), torch.int64)
+    return onnx_module.Scalars(object_array(shape, (len(shape),)), torch.int64)
 
 
 # ------------------------------------------------------------------------------------------------ symbols
@@ -147,16 +141,16 @@ def known(test: Any) -> bool:
     if isinstance(test, torch.SymBool):
         expression = test.node.expr
         if bool(expression.subs(dict.fromkeys(expression.free_symbols, 1))) != bool(test):
-            raise Unsupported("it depends on whether a size that varies is 1")
+            raise onnx_module.Unsupported("it depends on whether a size that varies is 1")
     return bool(test)
 
 
 def _cast(kind: int) -> Callable[[Any], Any]:
-    to = torch_dtype(kind) if kind else torch.int64
+    to = onnx_module.torch_dtype(kind) if kind else torch.int64
     return bool if to is torch.bool else torch.sym_float if to.is_floating_point else _to_int
 
 
-def _reduce(call: Call, function: Callable[[Any, Any], Any]) -> list[Array] | None:
+def _reduce(call: onnx_module.Call, function: Callable[[Any, Any], Any]) -> list[Array] | None:
     """A reduction over all elements of a vector; None for any other."""
     data = call.scalars(0)
     axes = tuple(call.numbers(1)) if call.has(1) else ()
@@ -188,33 +182,33 @@ _MAX_ROUNDS = 256
 """Most rounds of a Loop, which are written out."""
 
 
-def branch(call: Call) -> list[Value]:
+def branch(call: onnx_module.Call) -> list[onnx_module.Value]:
     return call.run("then_branch" if _condition(call.values[0]) else "else_branch")
 
 
-def loop(call: Call) -> list[Value]:
+def loop(call: onnx_module.Call) -> list[onnx_module.Value]:
     """Rounds one after the other; what they give a row of is stacked."""
     count: Any = call.number(0) if call.has(0) else _MAX_ROUNDS + 1
     if not isinstance(count, int):
-        raise Unsupported("its number of rounds varies")
+        raise onnx_module.Unsupported("its number of rounds varies")
     runs = _condition(call.values[1]) if call.has(1) else True
     carried, at = list(call.values[2:]), 0
-    rows: list[list[Value]] = [[] for _ in range(len(call.node.output) - len(carried))]
+    rows: list[list[onnx_module.Value]] = [[] for _ in range(len(call.node.output) - len(carried))]
     while runs and at < count:
         if at == _MAX_ROUNDS:
-            raise Unsupported(f"more than {_MAX_ROUNDS} rounds")
-        index = Scalars(np.array(at, object), torch.int64)
-        goes_on, *found = call.run("body", index, Scalars(np.array(runs, object), torch.bool), *carried)
+            raise onnx_module.Unsupported(f"more than {_MAX_ROUNDS} rounds")
+        index = onnx_module.Scalars(np.array(at, object), torch.int64)
+        goes_on, *found = call.run("body", index, onnx_module.Scalars(np.array(runs, object), torch.bool), *carried)
         carried, given = found[: len(carried)], found[len(carried) :]
         for row, value in zip(rows, given, strict=True):
-            row.append(value.tensor(call.device) if isinstance(value, Scalars) else value)
+            row.append(value.tensor(call.device) if isinstance(value, onnx_module.Scalars) else value)
         runs, at = _condition(goes_on), at + 1
     if not all(rows):
-        raise Unsupported("no round, whose rows have no known shape")
+        raise onnx_module.Unsupported("no round, whose rows have no known shape")
     return [*carried, *(torch.stack(row) for row in rows)]
 
 
-def _condition(value: Value | None) -> bool:
-    if not isinstance(value, Scalars):
-        raise Unsupported("its condition depends on the data")
+def _condition(value: onnx_module.Value | None) -> bool:
+    if not isinstance(value, onnx_module.Scalars):
+        raise onnx_module.Unsupported("its condition depends on the data")
     return known(value.values.reshape(-1)[0])

@@ -20,15 +20,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from trt_engine.backends.tensorrt.api_table import (
-    API_TABLE,
-    RTX_API_TABLE,
-    RTX_MISSING,
-    ApiEntry,
-    at_least,
-    find_entry,
-    parse_release,
-)
+from trt_engine.backends.tensorrt import api_table
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.tensors import suggest
 
@@ -55,7 +47,7 @@ class Binding:
     """Its releases, from the oldest supported on, each with the TensorRT release of the same interface."""
     missing_names: frozenset[str] = frozenset()
     """Names of `SURFACE` missing in every release."""
-    extra_entries: tuple[ApiEntry, ...] = ()
+    extra_entries: tuple[api_table.ApiEntry, ...] = ()
     """Names that only this library has, by its releases."""
 
     # -------------------------------------------------------------------------------- versions
@@ -84,12 +76,12 @@ class Binding:
         """The TensorRT release whose interface that version of this library has."""
         if not self.extra_entries:
             return version
-        fitting = [same for own, same in self.releases if at_least(version, own)]
-        return parse_release(fitting[-1] if fitting else self.releases[0][1])
+        fitting = [same for own, same in self.releases if api_table.at_least(version, own)]
+        return api_table.parse_release(fitting[-1] if fitting else self.releases[0][1])
 
     def supports_release(self, text: str) -> bool:
         """True when the library has the interface of that TensorRT release, or of a later one."""
-        return at_least(self.equivalent_release, text)
+        return api_table.at_least(self.equivalent_release, text)
 
     # -------------------------------------------------------------------------------- names
 
@@ -97,7 +89,7 @@ class Binding:
         """True when this library has the name; `KeyError` for one that is not in the table."""
         if (use := self._extra_names.get(name)) is not None:
             return use.is_present(self.version)
-        return name not in self.missing_names and find_entry(name).is_present(self.equivalent_release)
+        return name not in self.missing_names and api_table.find_entry(name).is_present(self.equivalent_release)
 
     def require_api(self, name: str, setting: str) -> None:
         """`UsageError` with the required release, unless this library has the name."""
@@ -109,8 +101,8 @@ class Binding:
                 f"{self.product} {self.version_text} does not have `{setting}`",
                 hint="leave it out, or build with TensorRT",
             )
-        use = use or find_entry(name)
-        if not at_least(self.version, use.since):
+        use = use or api_table.find_entry(name)
+        if not api_table.at_least(self.version, use.since):
             raise UsageError(
                 f"`{setting}` needs {self.product} {use.since} or later, this is {self.version_text}",
                 hint=f"leave it out, or install {self.product} {use.since} or later",
@@ -132,7 +124,7 @@ class Binding:
         """The member of an enum by a user's spelling (`ampere_plus`); `UsageError` naming those this library has."""
         wanted = f"{enum}.{name.upper()}"
         known = self.choices(enum)
-        if wanted not in self._extra_names and wanted not in (use.name for use in API_TABLE):
+        if wanted not in self._extra_names and wanted not in (use.name for use in api_table.API_TABLE):
             raise UsageError(f"`{setting}`: `{name}` does not exist", hint=suggest(name.lower(), list(known)))
         return self.get_api(wanted, setting)
 
@@ -140,12 +132,12 @@ class Binding:
         """The names of an enum's members this library has, as users write them."""
         return tuple(
             use.name.rpartition(".")[2].lower()
-            for use in (*API_TABLE, *self.extra_entries)
+            for use in (*api_table.API_TABLE, *self.extra_entries)
             if use.name.rpartition(".")[0] == enum and self.has_api(use.name)
         )
 
     @functools.cached_property
-    def _extra_names(self) -> dict[str, ApiEntry]:
+    def _extra_names(self) -> dict[str, api_table.ApiEntry]:
         return {use.name: use for use in self.extra_entries}
 
     # -------------------------------------------------------------------------------- objects
@@ -187,7 +179,7 @@ class Binding:
         """`SetupError` for a release that is too old, or if bindings and library differ in release: calls would
         reach the wrong functions."""
         oldest = self.releases[0][0]
-        if not at_least(self.version, oldest):
+        if not api_table.at_least(self.version, oldest):
             raise SetupError(
                 f"{self.product} {self.version_text} is too old: {oldest} or later is needed",
                 hint=f"`pip install '{self.distributions[0]}>={oldest}'`",
@@ -215,8 +207,8 @@ TENSORRT_RTX = Binding(
     distributions=("tensorrt-rtx-cu13", "tensorrt-rtx-cu12"),
     soname="libtensorrt_rtx.so.{major}",
     releases=(("1.7", "11.4"),),
-    missing_names=RTX_MISSING,
-    extra_entries=RTX_API_TABLE,
+    missing_names=api_table.RTX_MISSING,
+    extra_entries=api_table.RTX_API_TABLE,
 )
 _DTYPES = {  # TensorRT's names to numpy's
     "FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT8": "int8", "INT32": "int32", "INT64": "int64",

@@ -18,13 +18,7 @@ from typing import Any
 import torch
 
 from trt_engine.conversion.sources import Source
-from trt_engine.conversion.torch.loaded_module import (
-    FixedArguments,
-    LoadedModule,
-    as_loaded_module,
-    module_examples,
-    script_parameter_names,
-)
+from trt_engine.conversion.torch import loaded_module
 from trt_engine.conversion.torch.pickle_guard import no_pickled_code
 from trt_engine.conversion.torch.torch_hub import load_huggingface, load_timm
 from trt_engine.conversion.torch.user_code import (
@@ -47,7 +41,7 @@ def load_torch(
     offline: bool = False,
     cache: Path | None = None,
     trust_source: bool = False,
-) -> LoadedModule:
+) -> loaded_module.LoadedModule:
     """Load the source in evaluation mode on the CPU; `ModelError` with the user's line for code that raises.
 
     Without `trust_source`, no code of a file runs except its operators: see `pickle_guard`.
@@ -60,7 +54,7 @@ def load_torch(
             if source.value is not None:
                 reject_unused_options(given, source)
             made = call_factory(source, given) if source.value is None else _copy(source.value)
-            loaded = as_loaded_module(made, source.text)
+            loaded = loaded_module.as_loaded_module(made, source.text)
         case "torchscript":
             loaded = _load_script(source, trust_source)
         case "exported-program":
@@ -88,19 +82,19 @@ def _copy(module: Any) -> Any:
         return copy.deepcopy(module)
 
 
-def _load_script(source: Source, trust_source: bool) -> LoadedModule:
+def _load_script(source: Source, trust_source: bool) -> loaded_module.LoadedModule:
     if source.value is not None:
         module = _copy(source.value)
-        return LoadedModule(module, script_parameter_names(module), scripted=True)
+        return loaded_module.LoadedModule(module, loaded_module.script_parameter_names(module), scripted=True)
     with (
         user_code_errors(f"opening `{source.text}` as TorchScript", hint="save it again with `torch.jit.save`"),
         no_pickled_code(trust_source=trust_source),
     ):
         module = torch.jit.load(str(source.path), map_location="cpu")
-    return LoadedModule(module, script_parameter_names(module), scripted=True)
+    return loaded_module.LoadedModule(module, loaded_module.script_parameter_names(module), scripted=True)
 
 
-def _load_program(source: Source, trust_source: bool) -> LoadedModule:
+def _load_program(source: Source, trust_source: bool) -> loaded_module.LoadedModule:
     with (
         user_code_errors(
             f"opening `{source.text}` as an exported program",
@@ -119,7 +113,7 @@ def _load_program(source: Source, trust_source: bool) -> LoadedModule:
     keywords = (*(None for _ in args), *(str(name) for name in kwargs))
     fixed = [at for at, item in enumerate(flat) if item is None or isinstance(item, int | float | str)]
     if fixed:  # what is not a tensor is a constant of the program
-        module = FixedArguments(
+        module = loaded_module.FixedArguments(
             module,
             {at: (None, flat[at]) for at in fixed if at < len(args)},
             {name: kwargs[name] for at, name in enumerate(kwargs, len(args)) if at in fixed},
@@ -130,11 +124,13 @@ def _load_program(source: Source, trust_source: bool) -> LoadedModule:
         flat = [item for at, item in enumerate(flat) if at not in fixed]
     else:
         notes = []
-    examples = module_examples(dict(zip(names, flat, strict=False)), source.text)
-    return LoadedModule(module, names, examples, program=program, keywords=keywords, notes=notes)
+    examples = loaded_module.module_examples(dict(zip(names, flat, strict=False)), source.text)
+    return loaded_module.LoadedModule(module, names, examples, program=program, keywords=keywords, notes=notes)
 
 
-def _load_state_dict(source: Source, factory: str | None, options: dict[str, Any], trust_source: bool) -> LoadedModule:
+def _load_state_dict(
+    source: Source, factory: str | None, options: dict[str, Any], trust_source: bool
+) -> loaded_module.LoadedModule:
     if source.code and factory is None:
         reject_unused_options(options, source)
         return _load_pickled_module(source)
@@ -149,7 +145,7 @@ def _load_state_dict(source: Source, factory: str | None, options: dict[str, Any
             f"cannot read the factory `{factory}`", hint="`--factory package.module:factory` or `file.py:factory`"
         )
     maker = Source(factory, "torch-module", "", Path(place) if place.endswith(".py") else None, place, function)
-    loaded = as_loaded_module(call_factory(maker, options), factory)
+    loaded = loaded_module.as_loaded_module(call_factory(maker, options), factory)
     weights = _load_weights(source, trust_source)
     wanted = loaded.module.state_dict()
     state, note = _match_prefix(weights, wanted)
@@ -182,7 +178,7 @@ def _format_shape(tensor: Any) -> str:
     return "x".join(map(str, tensor.shape)) or "scalar"
 
 
-def _load_pickled_module(source: Source) -> LoadedModule:
+def _load_pickled_module(source: Source) -> loaded_module.LoadedModule:
     """A fully pickled module: opening it runs its code, allowed by `trust_source`."""
     with user_code_errors(f"opening `{source.text}`", hint="run it where the module's own code can be imported"):
         made = torch.load(str(source.path), map_location="cpu", weights_only=False)
@@ -193,7 +189,7 @@ def _load_pickled_module(source: Source) -> LoadedModule:
             f"`{source.text}` holds a {type(made).__name__}, expected a `torch.nn.Module`",
             hint="name the function that makes the module: `--factory file.py:factory`",
         )
-    return as_loaded_module(made.float(), source.text)
+    return loaded_module.as_loaded_module(made.float(), source.text)
 
 
 def _load_weights(source: Source, trust_source: bool) -> dict[str, Any]:

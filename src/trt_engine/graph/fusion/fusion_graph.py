@@ -13,31 +13,11 @@ import numpy as np
 import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
-from trt_engine.graph import walk
+from trt_engine.graph import edit_graph, symbolic_shapes, walk
 from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs, false_constants
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
-from trt_engine.graph.edit_graph import (
-    NameAllocator,
-    NodeBuilder,
-    inline_functions,
-    make_initializer,
-    read_tensor,
-    rename_reads,
-    replace_items,
-    resolve_renames,
-    retain_items,
-)
 from trt_engine.graph.opset import import_domain
 from trt_engine.graph.shape_inference import schema_of
-from trt_engine.graph.symbolic_shapes import (
-    Size,
-    elem_type,
-    fold_shapes,
-    infer_types,
-    is_unknown,
-    shape_vectors,
-    symbolic_shape,
-)
 from trt_engine.records.inspect import Unfused
 
 log = logging.getLogger(__name__)
@@ -67,7 +47,7 @@ class FusionGraph:
         self.opset = walk.opsets_of(self.proto).get("", 0)
         self.outputs = {item.name for item in graph.output}
         self.constants: dict[str, TensorProto] = {item.name: item for item in graph.initializer}
-        self.builder = NodeBuilder(NameAllocator(self.proto))
+        self.builder = edit_graph.NodeBuilder(edit_graph.NameAllocator(self.proto))
         self.nodes: dict[int, NodeProto] = {}
         self._producers: dict[str, NodeProto] = {}
         self._consumers: dict[str, list[NodeProto]] = defaultdict(list)
@@ -94,7 +74,7 @@ class FusionGraph:
             and node.output[0] not in self.outputs
             and 0 < self.elem_type(node.input[0]) == walk.attributes(node).get("to")
         }
-        rename_reads(graph, resolve_renames(same))
+        edit_graph.rename_reads(graph, edit_graph.resolve_renames(same))
         return [node for node in graph.node if not (node.op_type == "Cast" and node.output[0] in same)]
 
     # ------------------------------------------------------------------------------------------ reading
@@ -121,17 +101,17 @@ class FusionGraph:
         """True for a tensor with one reader that is not an output of the graph."""
         return len(self.consumers(name)) == 1 and name not in self.outputs
 
-    def shape(self, name: str) -> list[Size] | None:
+    def shape(self, name: str) -> list[symbolic_shapes.Size] | None:
         """Sizes of a tensor: number, symbol, or None; None if its rank is unknown."""
         if name in self.constants:
             return list(self.constants[name].dims)
-        return symbolic_shape(self.types, name)
+        return symbolic_shapes.symbolic_shape(self.types, name)
 
-    def repeated_shape(self, name: str, depth: int = 8) -> list[Size] | None:
+    def repeated_shape(self, name: str, depth: int = 8) -> list[symbolic_shapes.Size] | None:
         """As `shape`, with what shape inference does not follow: Expand to a computed shape, and `a|b` for a size that is
         the larger of two with different names, of which one may be 1 and repeated."""
         shape, node = self.shape(name), self.producer(name)
-        if node is None or not depth or shape is None or not any(is_unknown(size) for size in shape):
+        if node is None or not depth or shape is None or not any(symbolic_shapes.is_unknown(size) for size in shape):
             return shape
         if node.op_type == "Expand":
             parts = [self.repeated_shape(node.input[0], depth - 1), self.vectors.get(node.input[1])]
@@ -152,7 +132,7 @@ class FusionGraph:
                 made[-at] = 1
             elif len(sizes) == 1:
                 made[-at] = sizes.pop()
-            elif not any(is_unknown(size) for size in sizes):
+            elif not any(symbolic_shapes.is_unknown(size) for size in sizes):
                 made[-at] = "|".join(sorted(map(str, sizes)))
         return made
 
@@ -162,14 +142,14 @@ class FusionGraph:
 
     def elem_type(self, name: str) -> int:
         """ONNX element type; 0 if unknown."""
-        return self.constants[name].data_type if name in self.constants else elem_type(self.types, name)
+        return self.constants[name].data_type if name in self.constants else symbolic_shapes.elem_type(self.types, name)
 
     def is_constant(self, name: str) -> bool:
         return name in self.constants
 
     def read(self, name: str) -> Array:
         """The values of a constant, in its stored shape and dtype; `ModelError` if it cannot be read."""
-        return read_tensor(self.constants[name], self.folder)
+        return edit_graph.read_tensor(self.constants[name], self.folder)
 
     def small_value(self, name: str) -> Array | None:
         """The values of a constant of at most 1024 elements, in its stored shape and dtype; None for any other tensor."""
@@ -318,7 +298,7 @@ class FusionGraph:
             self.vectors.setdefault(name, value.tolist())
         return name
 
-    def declare(self, name: str, elem: int, shape: Sequence[Size]) -> str:
+    def declare(self, name: str, elem: int, shape: Sequence[symbolic_shapes.Size]) -> str:
         """State the type of a tensor that a fusion makes and others look at; returns its name."""
         self.types[name] = helper.make_tensor_type_proto(elem, list(shape))
         return name
@@ -355,11 +335,11 @@ class FusionGraph:
         """The fused model: nodes in order, unused constants removed."""
         graph = self.proto.graph
         graph.initializer.extend(self.builder.initializers)
-        replace_items(graph.node, _in_order(list(self.nodes.values()), self._producers))
+        edit_graph.replace_items(graph.node, _in_order(list(self.nodes.values()), self._producers))
         read = {name for node in graph.node for name in walk.names_read(node)} | self.outputs
-        retain_items(graph.initializer, lambda item: item.name in read)
+        edit_graph.retain_items(graph.initializer, lambda item: item.name in read)
         made = {name for node in graph.node for name in node.output}
-        retain_items(graph.value_info, lambda item: item.name in made)
+        edit_graph.retain_items(graph.value_info, lambda item: item.name in made)
         if any(node.domain == MICROSOFT for node in graph.node):
             import_domain(self.proto, MICROSOFT)
         return self.proto
@@ -403,14 +383,14 @@ def _prepare(proto: ModelProto, folder: Path) -> ModelProto:
     Small constants are in the graph: ONNX Runtime reads none outside it for the shapes of a graph in memory.
     """
     made = ModelProto()
-    made.CopyFrom(inline_functions(proto))
+    made.CopyFrom(edit_graph.inline_functions(proto))
     drop_initializer_inputs(made)
     constants_as_initializers(made)
     off = false_constants(made)
     graph = made.graph
     for item in graph.initializer:
         if item.data_location == TensorProto.EXTERNAL and math.prod(item.dims) <= _SMALL_ELEMENTS:
-            item.CopyFrom(make_initializer(read_tensor(item, folder), item.name))
+            item.CopyFrom(edit_graph.make_initializer(edit_graph.read_tensor(item, folder), item.name))
     outputs = {item.name for item in graph.output}
     renamed: dict[str, str] = {}
     kept = []
@@ -420,8 +400,8 @@ def _prepare(proto: ModelProto, folder: Path) -> ModelProto:
         else:
             kept.append(node)
     if renamed:
-        replace_items(graph.node, kept)
-        rename_reads(graph, resolve_renames(renamed))
+        edit_graph.replace_items(graph.node, kept)
+        edit_graph.rename_reads(graph, edit_graph.resolve_renames(renamed))
     return made
 
 
@@ -433,7 +413,7 @@ def _passes_through(node: NodeProto, off: set[str]) -> bool:
     return node.op_type == "Dropout" and (len(node.input) < 3 or not node.input[2] or node.input[2] in off)
 
 
-def _infer(proto: ModelProto) -> tuple[dict[str, Any], dict[str, list[Size]]]:
+def _infer(proto: ModelProto) -> tuple[dict[str, Any], dict[str, list[symbolic_shapes.Size]]]:
     """Types of all tensors, and known shape vectors; shape arithmetic on known sizes is folded in `proto`."""
     graph = proto.graph
     keep = {item.name for item in graph.output}
@@ -448,14 +428,14 @@ def _infer(proto: ModelProto) -> tuple[dict[str, Any], dict[str, list[Size]]]:
         helper.make_tensor_value_info(name, item.data_type, list(item.dims)) for name, item in large.items()
     )
     inner.initializer.extend(item for item in graph.initializer if item.name not in large)
-    types = _with_declared(infer_types(skeleton), graph)
+    types = _with_declared(symbolic_shapes.infer_types(skeleton), graph)
     for _ in range(2):  # folded Reshape targets make more shapes known
-        if not fold_shapes(skeleton, types, keep):
+        if not symbolic_shapes.fold_shapes(skeleton, types, keep):
             break
-        types = _with_declared(infer_types(skeleton), graph)
-    vectors = shape_vectors(skeleton, types)
-    replace_items(graph.node, inner.node)
-    retain_items(graph.initializer, lambda item: item.name in large)
+        types = _with_declared(symbolic_shapes.infer_types(skeleton), graph)
+    vectors = symbolic_shapes.shape_vectors(skeleton, types)
+    edit_graph.replace_items(graph.node, inner.node)
+    edit_graph.retain_items(graph.initializer, lambda item: item.name in large)
     graph.initializer.extend(inner.initializer)
     return types, vectors
 

@@ -33,14 +33,8 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import Explained, UsageError
+from trt_engine.profiling.instruments import nsight_tools
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
-from trt_engine.profiling.instruments.nsight_tools import (
-    Tool,
-    install_hint,
-    permission_error,
-    too_old_error,
-    tool_environment,
-)
 from trt_engine.profiling.instruments.target import Stage, TargetOutcome, TargetRequest, encode, read_outcome
 from trt_engine.workers.crash import restore_error
 from trt_engine.workers.process import extend_shutdown
@@ -88,12 +82,12 @@ _KNOWN_FAILURES: tuple[tuple[re.Pattern[str], str, str], ...] = tuple(
 )
 
 
-def find_known_failure(output: str, tool: Tool) -> ProfilerUnavailable | None:
+def find_known_failure(output: str, tool: nsight_tools.Tool) -> ProfilerUnavailable | None:
     """The known reason in a failed tool's output, or None."""
     if "ERR_NVGPUCTRPERM" in output or "permission to access NVIDIA GPU Performance Counters" in output:
-        return permission_error()
+        return nsight_tools.permission_error()
     if found := _UNKNOWN_OPTION.search(output) or _INVALID_ARGUMENT.search(output):
-        return too_old_error(tool, found[1])
+        return nsight_tools.too_old_error(tool, found[1])
     if found := _METRIC.search(output):
         return ProfilerUnavailable(
             f"{tool.label} has no metric `{found[1]}` for this GPU",
@@ -147,7 +141,7 @@ _FATAL_SIGNALS = frozenset({
 
 
 def run_tool(
-    tool: Tool, arguments: Sequence[str], folder: Path, *, timeout_s: float, target: Path | None = None
+    tool: nsight_tools.Tool, arguments: Sequence[str], folder: Path, *, timeout_s: float, target: Path | None = None
 ) -> ProcessResult:
     """Run the tool in `folder` until it ends; `NAME.log` there receives the command line and all output, unbuffered.
 
@@ -166,11 +160,11 @@ def run_tool(
         try:
             process = subprocess.Popen(
                 [str(tool.path), *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                cwd=folder, start_new_session=True, bufsize=0, env=tool_environment(),
+                cwd=folder, start_new_session=True, bufsize=0, env=nsight_tools.tool_environment(),
             )  # fmt: skip
         except OSError as error:
             raise ProfilerUnavailable(
-                f"`{tool.path}` cannot be run: {error.strerror or error}", hint=install_hint(tool.name)
+                f"`{tool.path}` cannot be run: {error.strerror or error}", hint=nsight_tools.install_hint(tool.name)
             ) from error
         stack.callback(_kill_tree, process, target)
         heard: list[bytes] = []
@@ -310,7 +304,7 @@ def prepare_folder(folder: Path, *names: str) -> Path:
 
 
 def run_target(
-    tool: Tool, arguments: Sequence[str], request: TargetRequest, out: Path, *, timeout_s: float
+    tool: nsight_tools.Tool, arguments: Sequence[str], request: TargetRequest, out: Path, *, timeout_s: float
 ) -> tuple[ProcessResult, TargetOutcome | None]:
     """Run the engine of the request under the tool in a separate process; return the results of both.
 
@@ -336,7 +330,9 @@ _STAGE_TEXTS: dict[Stage, str] = {
 }
 
 
-def check_result(tool: Tool, ran: ProcessResult, outcome: TargetOutcome | None, engine: Path, timeout_s: float) -> None:
+def check_result(
+    tool: nsight_tools.Tool, ran: ProcessResult, outcome: TargetOutcome | None, engine: Path, timeout_s: float
+) -> None:
     """Raise the error of the profiled program or of the tool; return if the program completed."""
     if outcome is not None and outcome.error is not None:
         raise _target_error(tool, outcome)
@@ -368,7 +364,7 @@ def check_result(tool: Tool, ran: ProcessResult, outcome: TargetOutcome | None, 
     )
 
 
-def _target_error(tool: Tool, outcome: TargetOutcome) -> Explained:
+def _target_error(tool: nsight_tools.Tool, outcome: TargetOutcome) -> Explained:
     """The profiled program's error, as an exception."""
     assert outcome.error is not None
     kind, message, hint = outcome.error.kind, outcome.error.message, outcome.error.hint

@@ -15,20 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from trt_engine.atomic_io import (
-    as_list,
-    as_path,
-    decode_json,
-    encode_json,
-    ensure_folder,
-    file_digest,
-    file_lock,
-    open_regular,
-    os_errors,
-    read_bounded,
-    staging_folder,
-    write_json,
-)  # fmt: skip
+from trt_engine import atomic_io
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine, engine_argument, is_onnx_model
@@ -98,10 +85,15 @@ def batch(
     Raises `UsageError` for a folder with another job, `SetupError` without Ray. Failed rows do not raise: see the report.
     """
     engine = engine_argument(engine, "engine")
-    given = as_list(inputs, "`inputs`")
-    paths = [as_path(item, "`inputs`") for item in given]
+    given = atomic_io.as_list(inputs, "`inputs`")
+    paths = [atomic_io.as_path(item, "`inputs`") for item in given]
     return run(
-        plan(engine, paths, as_path(out, "`out`"), *merge_run_settings(values, runtime, build, config or BatchConfig()))
+        plan(
+            engine,
+            paths,
+            atomic_io.as_path(out, "`out`"),
+            *merge_run_settings(values, runtime, build, config or BatchConfig()),
+        )
     )
 
 
@@ -132,7 +124,7 @@ def plan(
     images = any(file.kind == "image" for file in files)
     vision = resolve_spec(path, config.preprocess) if images or config.preprocess is not None else vision_of(path)
     what = {
-        "engine": file_digest(path), "vision": vision.as_dict() if vision else None, "runtime": repr(runtime),
+        "engine": atomic_io.file_digest(path), "vision": vision.as_dict() if vision else None, "runtime": repr(runtime),
         "build": repr(build) if is_onnx_model(path) else "", "inputs": [[f.name, f.rows, f.digest] for f in files],
         "settings": [config.batch, config.part_rows, config.raw, config.min_score, config.top],
     }  # fmt: skip
@@ -155,7 +147,7 @@ def _done_parts(out: Path, identity: str, parts: Sequence[Part], overwrite: bool
         if present:
             raise UsageError(f"`{out}` has other files in it", hint="name an empty or new folder")
         return {}
-    if decode_json(read_bounded(out / JOB)).get("job") != identity:
+    if atomic_io.decode_json(atomic_io.read_bounded(out / JOB)).get("job") != identity:
         if overwrite:
             return {}
         raise UsageError(
@@ -165,22 +157,22 @@ def _done_parts(out: Path, identity: str, parts: Sequence[Part], overwrite: bool
     found: dict[int, PartResult] = {}
     lines: list[bytes] = []
     if (out / JOURNAL).exists():
-        with open_regular(out / JOURNAL) as journal:
+        with atomic_io.open_regular(out / JOURNAL) as journal:
             lines = journal.read().splitlines()
     for line in lines:
         with contextlib.suppress(Exception):  # the last line may be half of one
-            one = decode_json(line, PartResult)
+            one = atomic_io.decode_json(line, PartResult)
             file = out / part_name(one.index)
-            if one.index < len(parts) and file.is_file() and file_digest(file) == one.digest:
+            if one.index < len(parts) and file.is_file() and atomic_io.file_digest(file) == one.digest:
                 found[one.index] = one
     return found
 
 
 def run(job: BatchJob, *, command: str = "") -> BatchReport:
     """Run the parts that are not done, and write the report. An interruption leaves what is done."""
-    out = ensure_folder(Path(job.work.out))
+    out = atomic_io.ensure_folder(Path(job.work.out))
     busy = SetupError(f"another process runs a job in `{out}`", hint="wait for it, or name another folder")
-    with file_lock(out / ".lock", busy=busy):
+    with atomic_io.file_lock(out / ".lock", busy=busy):
         _prepare(out, job)
         done, pending = dict(job.done), [part for part in job.parts if part.index not in job.done]
         workers = nodes = 0
@@ -192,8 +184,8 @@ def run(job: BatchJob, *, command: str = "") -> BatchReport:
                 started = time.perf_counter()
                 for result in _run_parts(ray, job.work, pending, workers):
                     done[result.index] = result
-                    with os_errors(out):
-                        journal.write(encode_json(result) + b"\n")
+                    with atomic_io.os_errors(out):
+                        journal.write(atomic_io.encode_json(result) + b"\n")
                         journal.flush()
                         os.fsync(journal.fileno())
                     log.info("%d of %d parts", len(done), len(job.parts))
@@ -206,7 +198,7 @@ def run(job: BatchJob, *, command: str = "") -> BatchReport:
 def _prepare(out: Path, job: BatchJob) -> None:
     """Write which job the folder holds; of another one, remove the results first: whenever it is killed, it is a job's."""
     path = out / JOB
-    if path.exists() and decode_json(read_bounded(path)).get("job") == job.work.job:
+    if path.exists() and atomic_io.decode_json(atomic_io.read_bounded(path)).get("job") == job.work.job:
         if (out / JOURNAL).exists():
             with (out / JOURNAL).open("ab") as journal:
                 journal.write(b"\n")  # the last line may be half of one
@@ -214,7 +206,7 @@ def _prepare(out: Path, job: BatchJob) -> None:
     for name in (JOURNAL, REPORT, "part-*.parquet"):
         for old in out.glob(name):
             old.unlink()
-    write_json(path, {"job": job.work.job, "engine": job.work.path, "parts": len(job.parts)})
+    atomic_io.write_json(path, {"job": job.work.job, "engine": job.work.path, "parts": len(job.parts)})
 
 
 def _run_parts(ray: Any, work: Work, pending: Sequence[Part], workers: int) -> Iterator[PartResult]:
@@ -285,7 +277,9 @@ def _ray(config: BatchConfig) -> Iterator[Any]:
         if config.address is not None:
             ray.init(address=config.address, log_to_driver=False, configure_logging=False)
         else:
-            folder = stack.enter_context(staging_folder(Path(tempfile.gettempdir(), "ray")))  # those of killed runs go
+            folder = stack.enter_context(
+                atomic_io.staging_folder(Path(tempfile.gettempdir(), "ray"))
+            )  # those of killed runs go
             ray.init(
                 num_cpus=max(os.cpu_count() or 1, (config.workers or 1) + 1), include_dashboard=False, log_to_driver=False,
                 configure_logging=False, object_store_memory=_STORE_BYTES, _temp_dir=str(folder),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trt_engine import errors
 from trt_engine.backend import BackendSpec, get_backend
 from trt_engine.backends.onnxruntime.host_session import reference_session
 from trt_engine.config.build import BuildConfig
@@ -31,13 +32,6 @@ from trt_engine.equivalence.reference_file import MAX_REFERENCE_BYTES, Reference
 from trt_engine.equivalence.row_independence import BatchAxes, profile_shapes, row_dependence, wrong_rows
 from trt_engine.equivalence.sorted_outputs import sorted_outputs
 from trt_engine.equivalence.tolerance import Tolerance
-from trt_engine.errors import (
-    AccuracyError,
-    BuildError,
-    MemoryExhausted,
-    ModelError,
-    TrtEngineError,
-)
 from trt_engine.format import format_bytes
 from trt_engine.graph.cost import model_cost
 from trt_engine.model import GraphIndex, Model
@@ -106,9 +100,9 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
         def run(feeds: Tensors) -> Mapping[str, Any]:
             try:
                 return infer(feeds)
-            except MemoryExhausted:
+            except errors.MemoryExhausted:
                 raise
-            except TrtEngineError as error:
+            except errors.TrtEngineError as error:
                 raise _EngineFailed(error) from error
 
         drawn = ParityFeeds({}, "")
@@ -130,15 +124,15 @@ def check_parity(engine: Engine, plan: BuildPlan, prepared: PreparedModel, attem
             others = [measure_parity(model, run, *other, tolerance) for other in drawn.others]
             seconds = _WIDER_SHARE * (time.monotonic() - started)
             wider = [] if drawn.given else measure_wider(model, run, feeds, tolerance, seconds)
-        except MemoryExhausted:
+        except errors.MemoryExhausted:
             raise
         except _EngineFailed as failed:
-            raise BuildError(
+            raise errors.BuildError(
                 f"the engine was built and does not run: {failed.error.message}",
                 hint=failed.error.hint or "`--no-parity` builds without trying it",
                 cause=DOES_NOT_RUN,
             ) from failed.error
-        except TrtEngineError as error:  # the reference cannot run it: nothing to compare with
+        except errors.TrtEngineError as error:  # the reference cannot run it: nothing to compare with
             checked = _check_alone(run, drawn.feeds, error, model, given=bool(plan.given.values))
             return replace(checked, row_dependence=_check_profiles(engine, plan, prepared, infer, drawn.feeds))
         milder = safer_option(backend_spec, engine)
@@ -212,19 +206,19 @@ def _check_profiles(engine: Engine, plan: BuildPlan, prepared: PreparedModel, ru
             values = at_shapes(known, plan.given.values, shapes)
             try:
                 given = feeds if same else random_inputs(model.path, known, shapes, values=values)
-            except ModelError as error:  # tried in a child: random values end it
+            except errors.ModelError as error:  # tried in a child: random values end it
                 log.warning("the engine was not tried at an end of its profile: %s", error.message)
                 continue
             try:
                 outputs = run(given)
-            except MemoryExhausted:
+            except errors.MemoryExhausted:
                 raise
-            except TrtEngineError as error:
+            except errors.TrtEngineError as error:
                 at = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items())
                 if (fault := _model_fault(error, model, given, at)) is not None:
                     raise fault from error
                 if takes_numbers_alone(signature):
-                    raise BuildError(
+                    raise errors.BuildError(
                         f"the engine was built and does not run at {at}, which is in its profile: {error.message}",
                         hint=error.hint or "`--no-parity` builds without trying it",
                         cause=DOES_NOT_RUN,
@@ -249,11 +243,11 @@ def takes_numbers_alone(signature: Signature) -> bool:
     )
 
 
-def _model_fault(error: TrtEngineError, model: Model, feeds: Tensors, at: str) -> ModelError | None:
+def _model_fault(error: errors.TrtEngineError, model: Model, feeds: Tensors, at: str) -> errors.ModelError | None:
     """The error of a model that runs nowhere on these inputs, whose values cannot be the reason; None where it may run."""
     if not takes_numbers_alone(model.signature) or _reference_outputs(model, feeds) is not None:
         return None
-    return ModelError(
+    return errors.ModelError(
         f"the model does not run at {at}, neither in the engine nor in plain ONNX Runtime: {error.message}",
         hint="`trt-engine lint` names the step; export it again with a dynamic batch, or build it for the sizes that it has",
     )
@@ -266,26 +260,28 @@ def require_accuracy(parity: Parity, tolerance: Tolerance, hint: str, *, at: str
         if (objection := tolerance.violation(apart, own)) is not None:
             if tolerance.is_undecided(apart, own):
                 hint = f"the model itself moves as far here (rounding, equal scores): `--inputs` of real data tells; {hint}"
-            raise AccuracyError(
+            raise errors.AccuracyError(
                 f"output `{name}` of the engine differs from plain ONNX Runtime{at}: {objection} (largest difference "
                 f"{apart.max_abs:.3g}, cosine {apart.cosine:.4f})",
                 hint=hint,
             )
     if not parity.passed:
-        raise AccuracyError("the engine does not give all outputs of its model", hint="`trt-engine inspect` lists them")
+        raise errors.AccuracyError(
+            "the engine does not give all outputs of its model", hint="`trt-engine inspect` lists them"
+        )
 
 
 def _reference_runtime(prepared: PreparedModel) -> str:
     return f"{REFERENCE}, of the model {prepared.steps[0].partition(':')[0]}" if prepared.steps else REFERENCE
 
 
-def _no_reference_reason(error: TrtEngineError, model: Model) -> str:
+def _no_reference_reason(error: errors.TrtEngineError, model: Model) -> str:
     """The reason, a copy that was made for the build by its name alone: it will be gone."""
     why = error.message.replace(str(model.path), model.path.name)
     return f"plain ONNX Runtime does not run this model here ({why})"
 
 
-def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model, *, given: bool) -> ParityCheck:
+def _check_alone(run: Run, feeds: Tensors, error: errors.TrtEngineError, model: Model, *, given: bool) -> ParityCheck:
     """The check without a reference: `AccuracyError` for outputs that are not finite. An engine that does not run either is
     not judged where the inputs may be what neither takes, else the model is at fault."""
     why = _no_reference_reason(error, model)
@@ -299,7 +295,7 @@ def _check_alone(run: Run, feeds: Tensors, error: TrtEngineError, model: Model, 
         outputs = {}
     for name, value in outputs.items():
         if wrong := _count_not_finite(np.asarray(value)):
-            raise AccuracyError(
+            raise errors.AccuracyError(
                 f"{wrong} of {np.size(value)} values of the engine's output `{name}` are not finite, and {why}",
                 hint="`--precision fp32` computes in FP32; `--no-parity` builds unchecked, where such outputs are right",
             )
@@ -336,9 +332,9 @@ def _defer_check(
     )
     try:
         made, described, ranked, sensitivity = _make_reference(engine, plan, prepared)
-    except MemoryExhausted:
+    except errors.MemoryExhausted:
         raise
-    except TrtEngineError as error:
+    except errors.TrtEngineError as error:
         validation = replace(validation, deferred_reason=f"{reason}; {_no_reference_reason(error, prepared.model)}")
     else:
         if made.nbytes > MAX_REFERENCE_BYTES:
@@ -359,9 +355,9 @@ def _defer_check(
             )
     try:
         plain = reference_session(prepared.model.path, prepared.model.signature)
-    except MemoryExhausted:
+    except errors.MemoryExhausted:
         raise
-    except TrtEngineError:  # no kernels for it: the note has the reason
+    except errors.TrtEngineError:  # no kernels for it: the note has the reason
         dependence = None
     else:
         dependence = _check_profiles(engine, plan, prepared, plain.run, {})
@@ -390,9 +386,9 @@ def _make_reference(
     ranked = sorted_outputs(model.proto)
     try:
         found = measure_sensitivity(model, plain.run, feeds, made.outputs, ranked, tolerance)
-    except MemoryExhausted:
+    except errors.MemoryExhausted:
         raise
-    except TrtEngineError as error:
+    except errors.TrtEngineError as error:
         log.debug("the sensitivity of `%s` is not known: %s", model.path.name, error.message)
         found = {}
     if closer is None and drawn.drawn and not all(map(tolerance.can_judge, found.values())):
@@ -412,9 +408,9 @@ def _reference_outputs(model: Model, feeds: Tensors) -> dict[str, Any] | None:
     """Outputs of plain ONNX Runtime; None where it fails on the inputs."""
     try:
         return _as_arrays(reference_session(model.path, model.signature).run(feeds))
-    except MemoryExhausted:
+    except errors.MemoryExhausted:
         raise
-    except TrtEngineError as error:
+    except errors.TrtEngineError as error:
         log.debug("plain ONNX Runtime does not run `%s` on these inputs: %s", model.path.name, error.message)
         return None
 
@@ -448,7 +444,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> P
             if batch is not None:
                 profile.check(batch.feeds)
                 return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}", given=True)
-        except TrtEngineError as error:
+        except errors.TrtEngineError as error:
             log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
     graph = engine.path if backend_spec.payload_suffix == ".onnx" else None
     return parity_feeds(model, profile, values, engine=graph, given=given.values, named=given.named)
@@ -463,9 +459,9 @@ def _source_errors(
         return {}
     try:
         return measure_parity(source, run, feeds, described, tolerance).outputs
-    except MemoryExhausted:
+    except errors.MemoryExhausted:
         raise
-    except TrtEngineError as error:
+    except errors.TrtEngineError as error:
         log.debug("the engine was not compared with the model as it was given: %s", error.message)
         return {}
 
@@ -520,6 +516,6 @@ def safer_option(spec: BackendSpec, engine: Engine) -> str | None:
 class _EngineFailed(Exception):
     """The engine, not the reference, raised."""
 
-    def __init__(self, error: TrtEngineError) -> None:
+    def __init__(self, error: errors.TrtEngineError) -> None:
         super().__init__(error.message)
         self.error = error

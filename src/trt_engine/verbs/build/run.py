@@ -40,6 +40,7 @@ from trt_engine.records.passport import PASSPORT_VERSION, QUANT_TARGET, BuildInf
 from trt_engine.runtime.feeds import at_shapes, complete_shapes, set_values
 from trt_engine.store import Store, engine_key
 from trt_engine.tensors import Choice, Signature
+from trt_engine.verbs.build import precision, request
 from trt_engine.verbs.build.candidates import (
     PlannedCandidate,
     plan_candidates,
@@ -48,27 +49,6 @@ from trt_engine.verbs.build.candidates import (
     without_search,
 )
 from trt_engine.verbs.build.parity import DOES_NOT_RUN, ParityCheck, check_parity, computes_in_tf32, safer_option
-from trt_engine.verbs.build.precision import (
-    calibration_warnings,
-    missing_kernels,
-    plan_placement,
-    prepare,
-    require_calibration_data,
-)
-from trt_engine.verbs.build.request import (
-    GivenInputs,
-    build_command,
-    check_device,
-    check_options,
-    inputs_with_shapes,
-    key_config,
-    open_source,
-    payload_name,
-    plan_target,
-    profile_warnings,
-    read_given,
-    search_identity,
-)
 from trt_engine.verbs.build.retry import Attempt, build_with_retries, run_builder, without_failing_fusion
 from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
 from trt_engine.verbs.load import load
@@ -108,7 +88,7 @@ class BuildPlan:
     """What is built and measured to choose from; empty for one build."""
     source: Path | None = None
     """Where the model came from, when `model` is a staged copy of it that will be gone."""
-    given: GivenInputs = field(default_factory=GivenInputs)
+    given: request.GivenInputs = field(default_factory=request.GivenInputs)
     """The values of inputs that parity takes."""
 
     @property
@@ -252,16 +232,20 @@ def plan(
     backend_spec = get_backend(asked.backend)
     asked = with_default_device(asked)
     asked = replace(asked, gpus=resolve_gpu_targets(backend_spec, asked.gpus))
-    check_device(backend_spec, asked)
-    check_options(backend_spec, asked)
-    model = open_source(model)
-    target = plan_target(out, model, backend_spec, overwrite=overwrite)
-    command = command or build_command(model.path, asked, target)
-    require_calibration_data(model, asked)
-    aimed, misplaced = plan_placement(model, asked)
-    unused = calibration_warnings(model, asked)
-    given = read_given(asked.inputs, model.signature)
-    shapes = asked.shapes | given.shapes(asked) | declared_shapes(model, inputs_with_shapes(asked) | set(given.values))
+    request.check_device(backend_spec, asked)
+    request.check_options(backend_spec, asked)
+    model = request.open_source(model)
+    target = request.plan_target(out, model, backend_spec, overwrite=overwrite)
+    command = command or request.build_command(model.path, asked, target)
+    precision.require_calibration_data(model, asked)
+    aimed, misplaced = precision.plan_placement(model, asked)
+    unused = precision.calibration_warnings(model, asked)
+    given = request.read_given(asked.inputs, model.signature)
+    shapes = (
+        asked.shapes
+        | given.shapes(asked)
+        | declared_shapes(model, request.inputs_with_shapes(asked) | set(given.values))
+    )
     profiles = replace(asked, shapes=shapes).resolve(model.signature)
     given.check(model.signature, profiles)
     resolved = replace(asked, profiles=profiles, batch=None, shapes={})
@@ -273,13 +257,13 @@ def plan(
     )
     if candidates:
         resolved = resolve_budget(resolved)
-        identity = search_identity(candidates, resolved)
+        identity = request.search_identity(candidates, resolved)
         unused = None  # a candidate may use the calibration data
     else:
         resolved, identity = without_search(resolved), backend_spec.load_component("builder")().identity(resolved)
     # a model that is quantised for one target makes no engine for another
     made_by = f"{identity} {aimed}" if aimed is not None else identity
-    key = engine_key(model.digest, key_config(backend_spec, resolved), made_by)
+    key = engine_key(model.digest, request.key_config(backend_spec, resolved), made_by)
     return BuildPlan(
         model=model,
         config=resolved,
@@ -291,7 +275,7 @@ def plan(
         command=command,
         warnings=(
             *(text for text in (misplaced, unused, None if candidates else unused_settings(asked)) if text is not None),
-            *(profile_warnings(resolved.profiles) if backend_spec.profile_sensitive else ()),
+            *(request.profile_warnings(resolved.profiles) if backend_spec.profile_sensitive else ()),
         ),
         target=aimed,
         candidates=candidates,
@@ -353,7 +337,7 @@ def _search_in(folder: Path, plan: BuildPlan, *, rebuild: bool) -> Engine:
     from trt_engine.verbs.build.search import Search  # a fifth of the imports, for builds that measure
 
     engine, tuning = Search(plan, lambda one: execute(one, rebuild=rebuild).engine, rebuild=rebuild).run()
-    payload = folder / payload_name(plan.model.name, get_backend(engine.passport.backend))
+    payload = folder / request.payload_name(plan.model.name, get_backend(engine.passport.backend))
     made = engine.copy_to(payload, command=plan.command)
     build = replace(made.passport.build, tuning=tuning, seconds=time.monotonic() - started)
     return Engine.seal(payload, replace(made.passport, key=plan.key, build=build))
@@ -362,13 +346,13 @@ def _search_in(folder: Path, plan: BuildPlan, *, rebuild: bool) -> Engine:
 def _build_in(folder: Path, plan: BuildPlan) -> Engine:
     """Build into the staging folder, prove, seal."""
     backend_spec, started = get_backend(plan.config.backend), time.monotonic()
-    payload = folder / payload_name(plan.model.name, backend_spec)
+    payload = folder / request.payload_name(plan.model.name, backend_spec)
     log.info("building `%s` with %s", plan.model.path.name, " ".join(plan.identity.split()[:2]))
     scratch = folder / ".prepared"
     with contextlib.ExitStack() as at_end:
         on_status = at_end.enter_context(_log_heartbeat())
         at_end.callback(shutil.rmtree, scratch, ignore_errors=True)
-        prepared = prepare(plan.model, plan.config, scratch)
+        prepared = precision.prepare(plan.model, plan.config, scratch)
         if backend_spec.writes_log and plan.log is not None:
             plan.log.unlink(missing_ok=True)  # each attempt adds to it
         try:
@@ -380,7 +364,7 @@ def _build_in(folder: Path, plan: BuildPlan) -> Engine:
                 path=plan.source or plan.model.path,
             )
         except ModelError as error:
-            raise missing_kernels(error, plan, prepared) from error
+            raise precision.missing_kernels(error, plan, prepared) from error
         passport = _make_passport(plan, attempt.config, outcome, payload, time.monotonic() - started)
         if not plan.config.parity or not backend_spec.provides("runtime"):
             passport = replace(passport, signature=_settled_signature(passport, prepared.model, {}, plan.given))
@@ -487,7 +471,7 @@ def _retried(made_and_checked: tuple[Engine, ParityCheck], less: Attempt, text: 
 
 
 def _settled_signature(
-    passport: Passport, model: Model, choices: Mapping[str, tuple[Choice, ...]], given: GivenInputs
+    passport: Passport, model: Model, choices: Mapping[str, tuple[Choice, ...]], given: request.GivenInputs
 ) -> Signature:
     """The engine's signature with the `choices` of switches that the model runs with, tried now where none are known."""
     signature = set_values(model.signature, given.values)
@@ -509,7 +493,7 @@ def _compare_with_float(engine: Engine, plan: BuildPlan, spec: BackendSpec, fold
     log.info("timing it beside an engine in fp32")
     try:
         folder.mkdir(parents=True)
-        payload = folder / payload_name(plan.model.name, spec)
+        payload = folder / request.payload_name(plan.model.name, spec)
         outcome: BuildOutcome = spec.load_component("builder")().build(plan.model, config, BuildPaths(payload))
         plain = Engine.seal(payload, _make_passport(plan, config, outcome, payload, 0.0))
         shapes = {name: span.opt for name, span in engine.passport.profiles[0].ranges.items()}

@@ -20,17 +20,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 import filelock
 import msgspec
 
-from trt_engine.atomic_io import (
-    copy_atomic,
-    decode_json,
-    ensure_folder,
-    file_digest,
-    file_lock,
-    os_error,
-    read_bounded,
-    staging_folder,
-    sweep_staged,
-)
+from trt_engine import atomic_io
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import replace_values, take_settings
@@ -46,17 +36,8 @@ from trt_engine.records.bundle import BundleComponent, BundleConnection, BundleR
 from trt_engine.store import Store
 from trt_engine.verbs.build import run as build
 from trt_engine.verbs.bundle import bundle_plan as connections_module
+from trt_engine.verbs.bundle import bundle_report
 from trt_engine.verbs.bundle.bundle_plan import LOGS, REPORT, TIMING_CACHE, BundlePlan, PlannedComponent, plan
-from trt_engine.verbs.bundle.bundle_report import (
-    BuildLog,
-    add_engine,
-    artifact_paths,
-    component_record,
-    connection_records,
-    log_footer,
-    log_header,
-    relative_name,
-)
 from trt_engine.verbs.bundle_chain import prefix_error, run_chain
 
 if TYPE_CHECKING:
@@ -103,10 +84,10 @@ def execute(plan: BundlePlan) -> BundleResult:
 
     Raises only for an interrupt or a folder that cannot be written; the report is written even then.
     """
-    ensure_folder(plan.folder)
-    ensure_folder(plan.folder / LOGS)
+    atomic_io.ensure_folder(plan.folder)
+    atomic_io.ensure_folder(plan.folder / LOGS)
     busy = f"waiting for another process that builds into `{plan.folder}`"
-    with file_lock(_lock_file(plan), busy=busy, by="TRT_ENGINE_STORE"):
+    with atomic_io.file_lock(_lock_file(plan), busy=busy, by="TRT_ENGINE_STORE"):
         _remove_leftovers(plan)
         work = BundleRun(plan)
         report = work.execute()
@@ -119,15 +100,15 @@ def planned_report(plan: BundlePlan) -> BundleReport:
     components = []
     for item in plan.components:
         there = None if plan.options.rebuild else work.existing_engine(item) or item.build.find_in_store()
-        made = component_record(item, "planned")
-        components.append(add_engine(made, there, item, plan.folder) if there else made)
+        made = bundle_report.component_record(item, "planned")
+        components.append(bundle_report.add_engine(made, there, item, plan.folder) if there else made)
     return replace(work.report(), components=tuple(components), dry_run=True, complete=False)
 
 
 def _remove_leftovers(plan: BundlePlan) -> None:
     """Remove staged files and unused weights of a killed bundle; the folder is locked."""
     for folder in (plan.folder, plan.folder / LOGS):
-        sweep_staged(folder)
+        atomic_io.sweep_staged(folder)
     names = "|".join(re.escape(item.name) for item in plan.components)
     weights = re.compile(rf"({names})\.engine\.[0-9a-f]+\.weights")
     used = {name for path in plan.folder.glob("*.json") for name in side_files(path.with_suffix(""))}
@@ -140,7 +121,7 @@ def _remove_leftovers(plan: BundlePlan) -> None:
 def _lock_file(plan: BundlePlan) -> Path:
     """The lock file of the folder: in the store, not in the delivered folder."""
     where = hashlib.sha256(str(plan.folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:32]
-    return ensure_folder(plan.store.folder / "locks", by="TRT_ENGINE_STORE") / f"bundle-{where}.lock"
+    return atomic_io.ensure_folder(plan.store.folder / "locks", by="TRT_ENGINE_STORE") / f"bundle-{where}.lock"
 
 
 log = logging.getLogger(__name__)
@@ -169,8 +150,8 @@ class BundleRun:
     warnings: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.components = {item.name: component_record(item, "pending") for item in self.plan.components}
-        self.connections = connection_records(self.plan)
+        self.components = {item.name: bundle_report.component_record(item, "pending") for item in self.plan.components}
+        self.connections = bundle_report.connection_records(self.plan)
         self.warnings += self.plan.warnings
 
     def execute(self) -> BundleReport:
@@ -209,7 +190,7 @@ class BundleRun:
             return
         self.components[item.name] = replace(made, status="building")
         self.write()
-        book = BuildLog(item.log, log_header(item, self.plan))
+        book = bundle_report.BuildLog(item.log, bundle_report.log_header(item, self.plan))
         try:
             with book.open():
                 try:
@@ -219,7 +200,7 @@ class BundleRun:
                     raise
                 if cached:
                     book.add("from the store, built by an earlier command")
-                for line in log_footer(engine):
+                for line in bundle_report.log_footer(engine):
                     book.add(line)
             self._set_engine(item, engine, "stored" if cached else "built", started)
         except (TrtEngineError, MemoryError, OSError) as error:
@@ -231,7 +212,7 @@ class BundleRun:
                 made,
                 status="interrupted" if stopped else "failed",
                 seconds=time.monotonic() - started,
-                log=relative_name(item.log, self.plan.folder),
+                log=bundle_report.relative_name(item.log, self.plan.folder),
                 error=why,
             )
             self.write()
@@ -243,7 +224,7 @@ class BundleRun:
         if not self.plan.options.rebuild and item.build.find_in_store() is not None:  # nothing to stage
             built = build.execute(replace(item.build, source=item.model.path))
         else:
-            with staging_folder(self.plan.folder / _STAGING_FOLDER) as beside:
+            with atomic_io.staging_folder(self.plan.folder / _STAGING_FOLDER) as beside:
                 model = stage_model(item.model, beside / item.name)
                 files = ", ".join((model.path.name, *(file.location for file in model.external)))
                 log.info("%s: staged %s", item.name, files)
@@ -260,8 +241,8 @@ class BundleRun:
 
     def _set_engine(self, item: PlannedComponent, engine: Engine, status: Any, started: float) -> None:
         self.engines[item.name] = engine
-        made = replace(component_record(item, status), seconds=time.monotonic() - started)
-        self.components[item.name] = add_engine(made, engine, item, self.plan.folder)
+        made = replace(bundle_report.component_record(item, status), seconds=time.monotonic() - started)
+        self.components[item.name] = bundle_report.add_engine(made, engine, item, self.plan.folder)
         self.write()
 
     def _set_failed(self, item: PlannedComponent, error: Exception, started: float) -> None:
@@ -271,9 +252,9 @@ class BundleRun:
         log.error("%s", stated.message)
         stale = item.target.exists()
         self.components[item.name] = replace(
-            component_record(item, "failed"),
+            bundle_report.component_record(item, "failed"),
             seconds=time.monotonic() - started,
-            log=relative_name(item.log, self.plan.folder),
+            log=bundle_report.relative_name(item.log, self.plan.folder),
             error=Failure.of(stated),
             warnings=(f"`{item.target.name}` in the folder is from an earlier build",) if stale else (),
         )
@@ -284,7 +265,7 @@ class BundleRun:
     def _leftover_warnings(self) -> list[str]:
         """Warnings about engines of an earlier bundle that belong to no component."""
         try:
-            before = decode_json(read_bounded(self.plan.folder / REPORT), BundleReport)
+            before = atomic_io.decode_json(atomic_io.read_bounded(self.plan.folder / REPORT), BundleReport)
         except (OSError, msgspec.MsgspecError, UnicodeDecodeError, TrtEngineError):
             return []
         names = {item.engine for item in before.components if item.engine} - {
@@ -341,13 +322,13 @@ class BundleRun:
                 with filelock.FileLock(path, timeout=0):
                     path.unlink()
         if named is not None and named != target and named.is_file():
-            copy_atomic(named, target)
+            atomic_io.copy_atomic(named, target)
         if target.is_file():
             return
         for item in self.plan.components:  # no engine was built in this run
             kept = self.plan.store.timing_cache(item.build.identity)
             if kept.is_file():
-                copy_atomic(kept, target)
+                atomic_io.copy_atomic(kept, target)
                 return
 
     # -------------------------------------------------------------------------------------------- the report
@@ -372,7 +353,7 @@ class BundleRun:
             environment=Environment.detect(number if kind == "cuda" else None),
             started=self.started_at,
             seconds=time.monotonic() - self.started,
-            artifacts=artifact_paths(plan.folder, made, *timings) | {"report": str(plan.folder / REPORT)},
+            artifacts=bundle_report.artifact_paths(plan.folder, made, *timings) | {"report": str(plan.folder / REPORT)},
             chain=self.chain,
             error=Failure.of(self.bundle_error) if self.bundle_error else None,
             warnings=tuple(dict.fromkeys(stated)),
@@ -388,7 +369,7 @@ def _as_error(error: Exception, folder: Path) -> TrtEngineError:
     if isinstance(error, TrtEngineError):
         return error
     if isinstance(error, OSError):
-        return os_error(error, folder)
+        return atomic_io.os_error(error, folder)
     return MemoryExhausted("out of memory", hint="use a narrower range, as `--dim T=16:64:256`")
 
 
@@ -422,7 +403,7 @@ def stage_model(model: Model, folder: Path) -> Model:
         goal = folder / item.location
         _copy_file(item.path, goal)
         side.append(replace(item, path=goal))
-    if file_digest(target, *(item.path for item in side)) != model.digest:
+    if atomic_io.file_digest(target, *(item.path for item in side)) != model.digest:
         raise ModelError(
             f"`{model.path}` or its weights changed while being read",
             hint="run the same command again when the exporter has finished",
@@ -444,4 +425,4 @@ def _copy_file(source: Path, target: Path) -> None:
     except FileNotFoundError as error:
         raise ModelError(f"`{source}` no longer exists", hint="export it again") from error
     except OSError as error:
-        raise os_error(error, target) from error
+        raise atomic_io.os_error(error, target) from error

@@ -12,18 +12,7 @@ from pathlib import Path
 import trt_engine.config
 import trt_engine.verbs
 from trt_engine.backend import list_backends
-from trt_engine.command_line.trtexec_table import (
-    OPTIONS,
-    BackendSetting,
-    FileArgument,
-    IgnoredOption,
-    ProfileShapes,
-    RejectedOption,
-    RenamedOption,
-    SameOption,
-    Translation,
-    TrtexecOption,
-)
+from trt_engine.command_line import trtexec_table
 from trt_engine.config.settings import Config, Setting, settings
 
 _INTRO = """# Settings
@@ -125,27 +114,27 @@ ELSEWHERE = "; leave it out, or use trtexec itself and read its log with `trt-en
 """The end of many hints, which the page has once."""
 
 
-def meaning_text(option: TrtexecOption, meaning: Translation) -> str:
+def meaning_text(option: trtexec_table.TrtexecOption, meaning: trtexec_table.Translation) -> str:
     """What a verb does with the option, in one cell."""
     match meaning:
-        case SameOption():
+        case trtexec_table.SameOption():
             return "taken"
-        case FileArgument():
+        case trtexec_table.FileArgument():
             return "the file is the argument: `trt-engine build MODEL`, `trt-engine bench ENGINE`"
-        case ProfileShapes():
+        case trtexec_table.ProfileShapes():
             return "`--profile`, of the three together"
-        case RenamedOption(flag, _, value):
+        case trtexec_table.RenamedOption(flag, _, value):
             shown = value or ("VALUE" if option.takes_value else "")
             return f"`{flag} {shown}`".replace(" `", "`")
-        case BackendSetting(name, value, _, _, also):
+        case trtexec_table.BackendSetting(name, value, _, _, also):
             return f"`-O {name}={value or 'VALUE'}`" + (f", `-O {also}`" if also else "")
-        case IgnoredOption(why):
+        case trtexec_table.IgnoredOption(why):
             return f"left out: {why}"
-        case RejectedOption(hint):
+        case trtexec_table.RejectedOption(hint):
             return f"refused: {hint}"
 
 
-def outcome(option: TrtexecOption) -> str:
+def outcome(option: trtexec_table.TrtexecOption) -> str:
     """The last cell: what each verb does with the option; of an option that only measures, `build` is left out."""
     verbs = VERBS[1:] if option.measuring_only else VERBS
     groups: dict[str, list[str]] = {}
@@ -159,7 +148,7 @@ def outcome(option: TrtexecOption) -> str:
 def table() -> str:
     """The table in Markdown; options with the same versions and outcome share a row."""
     rows: dict[tuple[str, str], list[str]] = {}
-    for option in OPTIONS.values():
+    for option in trtexec_table.OPTIONS.values():
         name = f"{option.spelling}=VALUE" if option.takes_value else option.spelling
         rows.setdefault((option.versions, outcome(option)), []).append(f"`{name}`")
     lines = ["| options of trtexec | TensorRT | here |", "|---|---|---|"]

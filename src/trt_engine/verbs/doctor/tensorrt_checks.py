@@ -11,19 +11,8 @@ from typing import BinaryIO
 
 from trt_engine.device import info
 from trt_engine.records.diagnosis import Diagnosis, Status
+from trt_engine.trt import versions
 from trt_engine.trt.installation import Installation, Library
-from trt_engine.trt.versions import (
-    COMPUTE_CAPABILITY,
-    Version,
-    driver_branch,
-    min_driver_branch,
-    parse_capability,
-    precision_since,
-    same_release,
-    supported_versions_text,
-    supports,
-    wheel_for_gpu,
-)
 from trt_engine.verbs.doctor.machine import Machine
 
 _PROVIDERS = "onnxruntime/capi/libonnxruntime_providers_"
@@ -47,7 +36,9 @@ def how_to_install(here: Installation) -> str | None:
     if (library := here.library()) is not None and len(library.version.parts) >= 3:
         return here.pip_command(library.version)
     for board in here.gpus:
-        if (found := parse_capability(board.compute_capability)) and (suited := wheel_for_gpu(found, here.driver)):
+        if (found := versions.parse_capability(board.compute_capability)) and (
+            suited := versions.wheel_for_gpu(found, here.driver)
+        ):
             return f"pip install {suited}"
     return 'pip install "trt-engine[tensorrt]"' if here.driver is not None else None
 
@@ -63,7 +54,7 @@ def how_to_find(name: str, here: Installation, machine: Machine, *, packaged: bo
     if major and packaged and (package := _DEBIAN_NAMES.get(name.partition(".")[0])):
         return f"sudo apt-get install {package}{major[1]}"
     if major and name.startswith(("libnvinfer", "libnvonnxparser")) and int(major[1]) >= 10:
-        cuda = here.cuda_major or (13 if (driver_branch(here.driver) or 580) >= 580 else 12)
+        cuda = here.cuda_major or (13 if (versions.driver_branch(here.driver) or 580) >= 580 else 12)
         runtime = re.match(r"libnvinfer_(lean|dispatch)\.", name)
         stem = f"tensorrt-{runtime[1]}" if runtime else "tensorrt"
         return f'pip install "{stem}-cu{max(cuda, 12)}=={major[1]}.*", or put the folder of `{name}` on LD_LIBRARY_PATH'
@@ -124,7 +115,7 @@ def version_consistency(here: Installation) -> Iterator[Diagnosis]:
         return
     text = ", ".join(f"{name} {version}" for name, version in parts)
     odd = next(
-        ((one, other) for one in parts for other in parts if not same_release(one[1], other[1])),
+        ((one, other) for one in parts for other in parts if not versions.same_release(one[1], other[1])),
         None,
     )
     if odd is None:
@@ -139,8 +130,8 @@ def version_consistency(here: Installation) -> Iterator[Diagnosis]:
     )
 
 
-def _parts(here: Installation) -> list[tuple[str, Version]]:
-    found: list[tuple[str, Version]] = []
+def _parts(here: Installation) -> list[tuple[str, versions.Version]]:
+    found: list[tuple[str, versions.Version]] = []
     if here.bindings is not None:
         found.append((f"`{here.bindings.name}`", here.bindings.version))
         below = here.library(major=here.bindings.version.major)
@@ -155,10 +146,10 @@ def _parts(here: Installation) -> list[tuple[str, Version]]:
     return found
 
 
-def _version_fix(here: Installation, mine: Version, theirs: Version) -> str:
+def _version_fix(here: Installation, mine: versions.Version, theirs: versions.Version) -> str:
     """Prefer to replace wheels: system-wide packages are harder to change."""
     fixed = here.trtexec_version or (here.package_bin.version if here.package_bin else None)
-    if here.bindings is not None and fixed is not None and not same_release(here.bindings.version, fixed):
+    if here.bindings is not None and fixed is not None and not versions.same_release(here.bindings.version, fixed):
         return f"{here.pip_command(fixed)}, or install the trtexec of {here.bindings.version.release}"
     if here.bindings is not None:
         return here.pip_command(here.bindings.version, "--force-reinstall")
@@ -190,10 +181,10 @@ def driver_and_cuda(here: Installation) -> Iterator[Diagnosis]:
     """Compare the driver with the minimum for this TensorRT's CUDA."""
     library = here.library()
     version = here.python_version or here.trtexec_version or (library.version if library is not None else None)
-    cuda, driver, branch = here.cuda_major, here.driver, driver_branch(here.driver)
+    cuda, driver, branch = here.cuda_major, here.driver, versions.driver_branch(here.driver)
     if version is None or cuda is None or branch is None:
         return
-    floor = min_driver_branch(version, cuda)
+    floor = versions.min_driver_branch(version, cuda)
     if floor is None:
         return
     if branch >= floor:
@@ -202,7 +193,7 @@ def driver_and_cuda(here: Installation) -> Iterator[Diagnosis]:
         return
     names = " ".join(item.name for item in here.packages)
     fix = f"install driver {floor} or newer"
-    if names and cuda == 13 and branch >= (min_driver_branch(version, 12) or 0):
+    if names and cuda == 13 and branch >= (versions.min_driver_branch(version, 12) or 0):
         fix = f"pip uninstall -y {names} && pip install {here.wheel_spec(version)}, or {fix}"
     elif not names:
         fix = f"sudo apt-get install nvidia-driver-{floor}, or TensorRT's packages for an older CUDA"
@@ -222,27 +213,27 @@ def gpu_support(here: Installation) -> Iterator[Diagnosis]:
     if version is None:
         return
     for board in here.gpus:
-        name, found = f"tensorrt-gpu-{board.index}", parse_capability(board.compute_capability)
+        name, found = f"tensorrt-gpu-{board.index}", versions.parse_capability(board.compute_capability)
         if found is None:
             continue
         label = f"{board.name} (compute capability {board.compute_capability})"
-        answer = supports(version, found)
+        answer = versions.supports(version, found)
         if answer is False:
             yield Diagnosis(
                 name,
                 "problem",
                 f"TensorRT {version} does not run on {label}",
                 here.pip_install_command(suited)
-                if (suited := wheel_for_gpu(found, here.driver, here.cuda_major))
-                else f"install a TensorRT {supported_versions_text(found)}; `--backend onnxruntime` meanwhile",
+                if (suited := versions.wheel_for_gpu(found, here.driver, here.cuda_major))
+                else f"install a TensorRT {versions.supported_versions_text(found)}; `--backend onnxruntime` meanwhile",
             )
             continue
         has = [
             kind
-            for kind, least in COMPUTE_CAPABILITY.items()
-            if least <= found and ((since := precision_since(kind)) is None or version >= since)
+            for kind, least in versions.COMPUTE_CAPABILITY.items()
+            if least <= found and ((since := versions.precision_since(kind)) is None or version >= since)
         ]
-        lacks = [kind for kind in COMPUTE_CAPABILITY if kind not in has]
+        lacks = [kind for kind in versions.COMPUTE_CAPABILITY if kind not in has]
         text = f"{label} with TensorRT {version}: {', '.join(has)}" + (f"; not {', '.join(lacks)}" if lacks else "")
         if answer is None:
             yield Diagnosis(
@@ -275,7 +266,7 @@ def plugin_library(here: Installation) -> Iterator[Diagnosis]:
     elif (
         len(plugins.version.parts) > 2
         and len(plain.version.parts) > 2
-        and not same_release(plugins.version, plain.version)
+        and not versions.same_release(plugins.version, plain.version)
     ):
         yield Diagnosis(
             "tensorrt-plugins",
@@ -383,8 +374,8 @@ def onnxruntime_provider(here: Installation, folders: Sequence[Path]) -> Iterato
 
 def onnxruntime_cuda(here: Installation, folders: Sequence[Path]) -> Iterator[Diagnosis]:
     """Compare the CUDA of ONNX Runtime's GPU package with the driver."""
-    cuda, branch = _cuda_of(_provider("cuda", folders)), driver_branch(here.driver)
-    floor = min_driver_branch(None, cuda) if cuda is not None else None
+    cuda, branch = _cuda_of(_provider("cuda", folders)), versions.driver_branch(here.driver)
+    floor = versions.min_driver_branch(None, cuda) if cuda is not None else None
     if cuda is None or branch is None or floor is None:
         return
     text = f"ONNX Runtime's CUDA provider is built for CUDA {cuda}"

@@ -17,14 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from trt_engine.atomic_io import (
-    all_or_nothing,
-    as_path,
-    ensure_folder,
-    os_errors,
-    read_bounded,
-    write_atomic,
-)
+from trt_engine import atomic_io
 from trt_engine.errors import UsageError
 from trt_engine.public_function import public_function
 from trt_engine.vision.spec import METADATA_KEY, Postprocess, Preprocess, Vision
@@ -44,7 +37,7 @@ Array = npt.NDArray[Any]
 
 
 @public_function
-@all_or_nothing()
+@atomic_io.all_or_nothing()
 def example(out: Path | str = "example", *, overwrite: bool = False, video: bool = False) -> Path:
     """Write `detector.onnx` and `scene.png` into the folder `out`, with `video` also `clip.mp4`; the path of the model.
 
@@ -52,7 +45,7 @@ def example(out: Path | str = "example", *, overwrite: bool = False, video: bool
     and post-processing. Every call writes the same bytes; the clip has 100 frames, 25 a second. Raises `UsageError` where
     another file has one of the names and `overwrite` is not given, `SetupError` for a clip without PyAV.
     """
-    folder = ensure_folder(as_path(out, "`out`"))
+    folder = atomic_io.ensure_folder(atomic_io.as_path(out, "`out`"))
     files = {MODEL: detector().SerializeToString(deterministic=True), IMAGE: scene_png()}
     if video:
         from trt_engine.video.decoder import require_video
@@ -60,13 +53,13 @@ def example(out: Path | str = "example", *, overwrite: bool = False, video: bool
         require_video()
         files[CLIP] = clip_mp4()
     for name, data in files.items():
-        with os_errors(folder / name):
+        with atomic_io.os_errors(folder / name):
             path = folder / name
-            is_other = path.exists() and (path.stat().st_size != len(data) or read_bounded(path) != data)
+            is_other = path.exists() and (path.stat().st_size != len(data) or atomic_io.read_bounded(path) != data)
         if is_other and not overwrite:
             raise UsageError(f"`{folder / name}` exists and is another file", hint="`--overwrite` overwrites it")
     for name, data in files.items():
-        write_atomic(folder / name, data)
+        atomic_io.write_atomic(folder / name, data)
     return folder / MODEL
 
 
@@ -211,4 +204,4 @@ def clip_mp4() -> bytes:
         with VideoWriter(path, fps=FPS) as writer:
             for number, image in enumerate(clip_frames()):
                 writer.write(image, number / FPS)
-        return read_bounded(path)
+        return atomic_io.read_bounded(path)

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 from onnx import ModelProto, TensorProto
 
+from trt_engine import run_folder
 from trt_engine.atomic_io import as_path, decode_json, open_regular, os_errors, read_bounded
 from trt_engine.backend import list_backends
 from trt_engine.config.parse import parse_shapes
@@ -44,17 +45,6 @@ from trt_engine.records.bundle import BundleState
 from trt_engine.records.inspect import EngineReport, ModelReport, PlanInfo, QuantPlacement, RunReport
 from trt_engine.records.passport import BuildInfo, Compatibility, Passport, Payload, Precision, Requirements, Source
 from trt_engine.reporting.tables import batch_option
-from trt_engine.run_folder import (
-    COMPARE,
-    LOADTEST,
-    PROFILE,
-    RECORDS,
-    RUN,
-    SIZE,
-    RunFiles,
-    is_archive,
-    not_a_run_folder,
-)
 from trt_engine.tensors import Shape, Signature
 from trt_engine.trt.compatibility import check_compatibility as engine_verdict
 from trt_engine.trt.compatibility import check_plan
@@ -96,7 +86,7 @@ def inspect(
             )
         return inspect_bundle(path, lambda engine: _inspect_engine(Engine.open(engine), {}, False, device, seed), run=run,
                               device=device, seed=seed)  # fmt: skip
-    if path.is_dir() or (is_archive(path) and path.is_file()):
+    if path.is_dir() or (run_folder.is_archive(path) and path.is_file()):
         _require_no_run(run, path, "a folder" if path.is_dir() else "an archive")
         return _inspect_run_folder(path)
     if engine_path(path) is not None or (path.suffix == ".json" and _is_passport(path)):  # also a damaged one
@@ -405,14 +395,18 @@ _SUMMARY_KEYS = (
 
 def _inspect_run_folder(path: Path) -> RunReport:
     """The summary of a run: its document's main figures, one line for each measurement, its files."""
-    files = RunFiles.open(path)
-    present = [name for name in (SIZE, RUN, PROFILE, COMPARE) if files.contains(name)]
+    files = run_folder.RunFiles.open(path)
+    present = [
+        name
+        for name in (run_folder.SIZE, run_folder.RUN, run_folder.PROFILE, run_folder.COMPARE)
+        if files.contains(name)
+    ]
     cells = files.cell_names()
-    recorded = [name for name in (RECORDS, LOADTEST) if files.contains(name)]
+    recorded = [name for name in (run_folder.RECORDS, run_folder.LOADTEST) if files.contains(name)]
     if not present and not cells and not recorded:
         models = sorted(item.name for item in path.glob("*.onnx")) if path.is_dir() else []
         raise ModelError(
-            not_a_run_folder(path),
+            run_folder.not_a_run_folder(path),
             hint=f"`trt-engine inspect {path / models[0]}`" if models else "name a model, an engine or a run folder",
         )
     try:

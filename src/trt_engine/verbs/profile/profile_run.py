@@ -22,17 +22,7 @@ from trt_engine.engine import Engine
 from trt_engine.errors import DeviceLost, Interrupted, MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.format import format_ms, format_number, format_percent
 from trt_engine.graph.load import open_model
-from trt_engine.profiling.attribution import (
-    Attribution,
-    ModelWork,
-    attribute,
-    count_work,
-    layer_shares,
-    onnxruntime_node_spans,
-    precision_shares,
-    profile_layers,
-    transfer_attribution,
-)
+from trt_engine.profiling import attribution
 from trt_engine.profiling.bottleneck import find_bottleneck
 from trt_engine.profiling.instruments import ncu as nsight_compute
 from trt_engine.profiling.instruments import nsys
@@ -107,7 +97,7 @@ class ProfileRun:
         """The active profiler."""
         self.capture: Capture | None = None
         self.layers: LayerProfile | None = None
-        self.attribution: Attribution | None = None
+        self.attribution: attribution.Attribution | None = None
         self.counters: tuple[Counters, ...] = ()
         self.peaks: DevicePeaks | None = None
         self.files: dict[str, str] = {}
@@ -265,7 +255,7 @@ class ProfileRun:
         else:
             log.info("measuring the backend's layer times")
             try:
-                self.layers = profile_layers(
+                self.layers = attribution.profile_layers(
                     self.runner,
                     self.engine,
                     self.feeds,
@@ -294,14 +284,14 @@ class ProfileRun:
         """Which layer launched which kernel: by names and ranges, else by a capture with the nodes' trace."""
         if self.capture is None:
             return
-        self.attribution = found = attribute(self.capture, layers=self.layers)
+        self.attribution = found = attribution.attribute(self.capture, layers=self.layers)
         if not found.layers and self.runner.provides("trace_nodes"):
             log.info("profiling once more with node names, to attribute kernels")
             self.attribution = found = self._attribute_by_trace(self.capture) or found
         if found.note:
             self.warnings.append(f"layers of kernels: {found.note}")
 
-    def _attribute_by_trace(self, trace_capture: Capture) -> Attribution | None:
+    def _attribute_by_trace(self, trace_capture: Capture) -> attribution.Attribution | None:
         """From a second capture, in which the backend traces its nodes; None with a warning where that is not available."""
         trace = self.folder / "nodes.json"
         try:
@@ -312,8 +302,8 @@ class ProfileRun:
                     warmup=self.options.warmup,
                     instrument=self._active_profiler,
                 )
-            spans = onnxruntime_node_spans(trace, named.inferences, named.launches)
-            return transfer_attribution(named, attribute(named, spans=spans), trace_capture)
+            spans = attribution.onnxruntime_node_spans(trace, named.inferences, named.launches)
+            return attribution.transfer_attribution(named, attribution.attribute(named, spans=spans), trace_capture)
         except (MemoryExhausted, DeviceLost):
             raise
         except TrtEngineError as error:
@@ -453,9 +443,9 @@ class ProfileRun:
             kernels = kernel_rows(seen.activities, len(seen.inferences), launched_by)
             categories = category_shares(kernels, len(seen.inferences))
         elif layers is not None and layers.clock != "launch":
-            categories = layer_shares(layers)
+            categories = attribution.layer_shares(layers)
             self.warnings += _layer_sum_warning(layers, parts_ms.wall_ms)
-        work = count_work(self.engine, self.shapes, layers)
+        work = attribution.count_work(self.engine, self.shapes, layers)
         self.warnings += work.notes
         precision = self._compute_dtype
         measured = ProfileFacts(
@@ -490,11 +480,11 @@ class ProfileRun:
             runtime_info=dict(record.runtime_info) | self._runtime_facts(work),
             started=self.started,
             complete=complete and record.complete,
-            precisions=precision_shares(layers) if layers is not None and layers.clock != "launch" else {},
+            precisions=attribution.precision_shares(layers) if layers is not None and layers.clock != "launch" else {},
             wall_s=record.wall_s,
         )
 
-    def _runtime_facts(self, work: ModelWork) -> dict[str, str]:
+    def _runtime_facts(self, work: attribution.ModelWork) -> dict[str, str]:
         """The work of an inference, the inputs, and how kernels were attributed to layers."""
         facts = {} if work.flops is None else {"flops": str(work.flops), "flops_from": work.source}
         if work.nbytes is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from trt_engine import atomic_io
+from trt_engine import atomic_io, errors
 from trt_engine.atomic_io import decode_json, read_bounded
 from trt_engine.backend import get_backend
 from trt_engine.config.bench import BenchConfig
@@ -28,17 +28,6 @@ from trt_engine.config.settings import from_values, to_argv
 from trt_engine.device import info, parse_device
 from trt_engine.engine import Engine
 from trt_engine.environment import source_digest
-from trt_engine.errors import (
-    AccuracyError,
-    DeviceLost,
-    Interrupted,
-    MemoryExhausted,
-    ModelError,
-    PrecisionError,
-    SetupError,
-    TrtEngineError,
-    UsageError,
-)
 from trt_engine.graph.load import open_model
 from trt_engine.graph.operators import trt_only
 from trt_engine.model import Model
@@ -92,12 +81,12 @@ class CellJob:
 class SkipCell(Exception):
     """The cell cannot run on this machine and is skipped, not failed."""
 
-    def __init__(self, error: TrtEngineError) -> None:
+    def __init__(self, error: errors.TrtEngineError) -> None:
         super().__init__(error.message)
         self.error = error
 
 
-def failure_reason(error: TrtEngineError, job: CellJob) -> str:
+def failure_reason(error: errors.TrtEngineError, job: CellJob) -> str:
     """The reason stored in a result: the message, then `hint: ` and the hint, with paths relative to the plan."""
     message, hint = error.translated(in_plan)
     said = f"{message}\nhint: {hint}" if hint else message
@@ -161,22 +150,24 @@ def run_cell(job: CellJob, on_step: Callable[[str], None] = lambda step: None) -
         _run_steps(cell)
     except SkipCell as refused:
         return ended(state="skipped", reason=failure_reason(refused.error, job))
-    except Interrupted as stop:
+    except errors.Interrupted as stop:
         if isinstance(stop.partial, BenchRecord):
             cell.update(bench=replace(stop.partial, engine=str(cell.result.engine)))
         stop.partial = ended(state="interrupted", reason="interrupted", exit_code=stop.exit_code)
         raise
     except KeyboardInterrupt:
-        partial = ended(state="interrupted", reason="interrupted", exit_code=Interrupted.exit_code)
-        raise Interrupted("interrupted", partial=partial) from None
-    except TrtEngineError as error:
+        partial = ended(state="interrupted", reason="interrupted", exit_code=errors.Interrupted.exit_code)
+        raise errors.Interrupted("interrupted", partial=partial) from None
+    except errors.TrtEngineError as error:
         return ended(state="failed", reason=failure_reason(error, job), exit_code=error.exit_code)
     except MemoryError:
-        short = MemoryExhausted("out of memory", hint="use a smaller batch")
+        short = errors.MemoryExhausted("out of memory", hint="use a smaller batch")
         return ended(state="failed", reason=failure_reason(short, job), exit_code=short.exit_code)
     except Exception as error:  # any error fails this cell only
         log.exception("unexpected")
-        cause = TrtEngineError(f"unexpected {type(error).__name__}: {error}", hint=f"see `{LOGS}/{job.spec.label}.log`")
+        cause = errors.TrtEngineError(
+            f"unexpected {type(error).__name__}: {error}", hint=f"see `{LOGS}/{job.spec.label}.log`"
+        )
         return ended(state="failed", reason=failure_reason(cause, job), exit_code=cause.exit_code)
     return ended()
 
@@ -212,9 +203,9 @@ def _warn_if_unavailable(cell: _CellContext, step: str) -> Iterator[None]:
     """Turn a `SetupError` of an optional step into a warning."""
     try:
         yield
-    except DeviceLost:
+    except errors.DeviceLost:
         raise
-    except SetupError as error:
+    except errors.SetupError as error:
         cell.warn(skip_warning(step, failure_reason(error, cell.job)))
 
 
@@ -233,7 +224,7 @@ def _check_model(cell: _CellContext) -> Model:
         _reject_trt_only_operators(spec, model)
     try:  # before casting or calibration: check that this backend can build
         _plan_build(cell, model.path, replace(_build_config(cell), precision=None))
-    except SetupError as error:
+    except errors.SetupError as error:
         if error.machine_specific:
             raise SkipCell(error) from error
         raise
@@ -247,11 +238,11 @@ _ALTERNATIVES |= dict.fromkeys(("nsys", "ncu"), "`--modes profile` works on any 
 """Hint for an inapplicable mode."""
 
 
-def missing_requirements(spec: CellSpec) -> TrtEngineError | None:
+def missing_requirements(spec: CellSpec) -> errors.TrtEngineError | None:
     """Why the cell cannot run on this machine, checked without opening its model; None if it can."""
     if not spec.modes:
         nothing = "; ".join(f"{mode}: {why}" for mode, why in spec.skipped_modes.items())
-        return UsageError(
+        return errors.UsageError(
             f"none of the requested modes apply ({nothing})", hint=_ALTERNATIVES[next(iter(spec.skipped_modes))]
         )
     backend_spec = get_backend(spec.backend)
@@ -259,13 +250,15 @@ def missing_requirements(spec: CellSpec) -> TrtEngineError | None:
     boards = info.gpus() if kind == "cuda" else ()
     if kind == "cpu" and spec.precision == "tf32":
         said = "tf32 needs an NVIDIA GPU, but the device is `cpu`"
-        return PrecisionError(said, hint="exclude `tf32` with `precisions` of the CPU's backend")
+        return errors.PrecisionError(said, hint="exclude `tf32` with `precisions` of the CPU's backend")
     if boards and number >= len(boards):
         said = f"no device `{spec.device}`: {len(boards)} GPU{'s' if len(boards) > 1 else ''} visible"
-        return SetupError(said, hint="`nvidia-smi -L` lists the GPUs, starting at 0")
+        return errors.SetupError(said, hint="`nvidia-smi -L` lists the GPUs, starting at 0")
     if missing := backend_spec.missing_modules("builder"):
         names = ", ".join(f"`{name}`" for name in missing)
-        return SetupError(f"the backend `{spec.backend}` needs {names}, not installed", hint=backend_spec.install)
+        return errors.SetupError(
+            f"the backend `{spec.backend}` needs {names}, not installed", hint=backend_spec.install
+        )
     return None
 
 
@@ -278,7 +271,7 @@ def _reject_trt_only_operators(spec: CellSpec, model: Model) -> None:
     if only:
         names = ", ".join(f"`{name}`" for name in only)
         raise SkipCell(
-            ModelError(
+            errors.ModelError(
                 f"the model has operators that only TensorRT supports ({names})",
                 hint="add `tensorrt` to the plan's `backends`, with the library of a plugin operator "
                 "(`options: {plugins: lib.so}`, or an image with the plugins), or quantize again from the original ONNX",
@@ -334,7 +327,7 @@ def _is_current(target: Path, receipt: Path, made_of: str) -> bool:
     try:
         stated = decode_json(read_bounded(receipt))
         return bool(stated["of"] == made_of and stated["digest"] == open_model(target).digest)
-    except (OSError, msgspec.DecodeError, KeyError, TypeError, TrtEngineError):
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, errors.TrtEngineError):
         return False
 
 
@@ -349,7 +342,7 @@ def _quantize_model(
 ) -> Any:
     place = "random" if data == "random" else None if data is None else str(cell.resolve_path(data))
     if place is not None and place != "random" and not Path(place).exists():
-        raise UsageError(f"calibration data `{data}` not found", hint="`calib_data:` is relative to the plan")
+        raise errors.UsageError(f"calibration data `{data}` not found", hint="`calib_data:` is relative to the plan")
     config = replace(
         from_values(QuantizeConfig, settings), calib_data=place, preprocess=preprocess,
         inputs=cell.resolve_path(cell.setting("inputs")),
@@ -366,7 +359,7 @@ def _build(cell: _CellContext, source: Path) -> None:
         config = _build_config(cell)
         try:
             made = build.execute(_plan_build(cell, source, config))
-        except PrecisionError as error:
+        except errors.PrecisionError as error:
             if not _accepts_other_precision(spec):
                 raise
             log.warning("%s", error.message)
@@ -374,7 +367,7 @@ def _build(cell: _CellContext, source: Path) -> None:
             cell.warn(f"the graph is {spec.precision}, but the engine runs in another precision: {said}")
             as_asked = False
             made = build.execute(_plan_build(cell, source, replace(config, precision=None)))
-    except (SetupError, ModelError) as error:
+    except (errors.SetupError, errors.ModelError) as error:
         if error.machine_specific:  # a missing provider, plugin or kernel; a full disk is a failure
             raise SkipCell(error) from error
         raise
@@ -524,7 +517,7 @@ _NOT_APPLIED = "`max_drop` was not applied"
 
 def check_accuracy(
     result: CellResult, baseline: str, baseline_metrics: Mapping[str, float]
-) -> tuple[CellResult, AccuracyError | None]:
+) -> tuple[CellResult, errors.AccuracyError | None]:
     """Compare the result with the metrics of the cell `baseline`; returns it with an error if the drop exceeds `max_drop`.
 
     If either metric is missing, the gate is not applied and the result has a warning.
@@ -544,7 +537,7 @@ def check_accuracy(
     result = replace(result, evaluation=replace(report, max_drop=limit, passed=drop <= limit), warnings=others)
     if drop <= limit:
         return result, None
-    return result, AccuracyError(
+    return result, errors.AccuracyError(
         f"{main} is {now:.4f}, baseline {before:.4f}: a drop of {drop:.4f}, allowed is {limit:g}",
         hint="raise `accuracy: {max_drop: ...}`; `trt-engine search` finds the layers to exclude",
     )

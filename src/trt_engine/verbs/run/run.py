@@ -22,32 +22,16 @@ from trt_engine.environment import Environment
 from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, TrtEngineError
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
-from trt_engine.records.sweep import (
-    CellResult,
-    CellSpec,
-    PlannedCell,
-    RunManifest,
-    RunPlan,
-    RunSummary,
-    quantized_slowdowns,
-)
+from trt_engine.records import sweep
 from trt_engine.reporting.report import write_reports
 from trt_engine.reporting.sweep import cell_summary
 from trt_engine.units import parse_duration
-from trt_engine.verbs.run import container
+from trt_engine.verbs.run import container, sweep_folder
 from trt_engine.verbs.run.cell_runner import CellJob, check_accuracy, failure_reason, missing_requirements
 from trt_engine.verbs.run.cell_worker import CellInterrupted, run_in_worker
 from trt_engine.verbs.run.cells import PATH_SETTINGS, expand, is_path, parse_modes, select
 from trt_engine.verbs.run.config import RunConfig
 from trt_engine.verbs.run.plan_file import MODES, ParsedPlan, check_trust, read_plan
-from trt_engine.verbs.run.sweep_folder import (
-    SweepFolder,
-    default_folder,
-    earlier_seconds,
-    effective_spec,
-    merge,
-    retained,
-)
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import RunSettings
@@ -66,10 +50,10 @@ def run(
     config: RunConfig | None = None,
     overwrite: bool = False,
     command: str = "",
-    on_result: Callable[[CellResult], None] = lambda result: None,
+    on_result: Callable[[sweep.CellResult], None] = lambda result: None,
     progress: ProgressOption = False,
     **settings: Unpack[RunSettings],
-) -> RunSummary:
+) -> sweep.RunSummary:
     """Run the plan of a YAML file in the folder `out` (default: `runs/YYYYMMDD_HHMMSS`); returns the state of every cell.
 
     A failed cell is in the summary with its reason, and the run continues (`fail_fast` stops it). A run in an existing
@@ -89,8 +73,8 @@ class RunJob:
 
     plan: ParsedPlan
     config: RunConfig
-    run_folder: SweepFolder
-    specs: tuple[CellSpec, ...]
+    run_folder: sweep_folder.SweepFolder
+    specs: tuple[sweep.CellSpec, ...]
     selected: frozenset[str]
     """Labels of the cells to run."""
     trusted: tuple[str, ...]
@@ -124,8 +108,8 @@ def prepare(
     return RunJob(
         plan=read,
         config=config,
-        run_folder=SweepFolder.prepare(
-            as_path(out, "`out`") if out is not None else default_folder(), overwrite=overwrite
+        run_folder=sweep_folder.SweepFolder.prepare(
+            as_path(out, "`out`") if out is not None else sweep_folder.default_folder(), overwrite=overwrite
         ),
         specs=specs,
         selected=frozenset(spec.label for spec in select(specs, config.cells)),
@@ -135,8 +119,8 @@ def prepare(
 
 
 def execute(
-    job: RunJob, *, command: str = "", on_result: Callable[[CellResult], None] = lambda result: None
-) -> RunSummary:
+    job: RunJob, *, command: str = "", on_result: Callable[[sweep.CellResult], None] = lambda result: None
+) -> sweep.RunSummary:
     """Run the job, here or in its container."""
     if (image := job.image) is not None:
         return container.run_container(job.container_run(image), job.specs, job.run_folder)
@@ -144,7 +128,7 @@ def execute(
         return _SweepRun(job, command, on_result).execute()
 
 
-def exit_code(results: Sequence[CellResult]) -> int:
+def exit_code(results: Sequence[sweep.CellResult]) -> int:
     """0 if every cell is done or skipped, 3 if all are skipped; the code of the failed cells if they agree, else 1."""
     codes = {result.exit_code or 1 for result in results if result.state == "failed"}
     if any(result.state == "interrupted" for result in results):
@@ -154,26 +138,26 @@ def exit_code(results: Sequence[CellResult]) -> int:
     return 0 if not codes else codes.pop() if len(codes) == 1 else 1
 
 
-def preview(job: RunJob) -> RunPlan:
+def preview(job: RunJob) -> sweep.RunPlan:
     """What `execute` would do. Writes nothing."""
     folder, rerun = job.run_folder, job.config.rerun
     there = folder.read_results()
-    times = _DurationEstimator(earlier_seconds(folder.folder), there.values())
+    times = _DurationEstimator(sweep_folder.earlier_seconds(folder.folder), there.values())
     image = job.image
     planned = []
     for spec in job.specs:
         before = there.get(spec.label)
         left = folder.pending_modes(before, spec, rerun=rerun)
         if spec.label not in job.selected:
-            planned.append(PlannedCell(spec, "leave", "excluded by `--cells`"))
+            planned.append(sweep.PlannedCell(spec, "leave", "excluded by `--cells`"))
         elif left is None:
-            planned.append(PlannedCell(spec, "keep", "already done"))
+            planned.append(sweep.PlannedCell(spec, "keep", "already done"))
         elif (image is None or not left) and (lacking := missing_requirements(spec)) is not None:
-            planned.append(PlannedCell(spec, "skip", lacking.message))
+            planned.append(sweep.PlannedCell(spec, "skip", lacking.message))
         else:
             gone = before is not None and folder.engine_missing(before)
             why = _run_reason(before, spec, engine_missing=gone, rerun=rerun)
-            planned.append(PlannedCell(replace(spec, modes=left), "run", why, times.estimate(spec)))
+            planned.append(sweep.PlannedCell(replace(spec, modes=left), "run", why, times.estimate(spec)))
     known = [cell.seconds for cell in planned if cell.action == "run"]
     total = sum(one for one in known if one is not None) if all(one is not None for one in known) else None
     warnings = (
@@ -181,19 +165,19 @@ def preview(job: RunJob) -> RunPlan:
         *_missing_file_warnings(job.plan, planned),
     )
     line = job.container_run(image, dry_run=True).command if image is not None else ()
-    return RunPlan(
+    return sweep.RunPlan(
         str(folder.folder), str(job.plan.path), tuple(planned), total, container_command=line, warnings=warnings
     )
 
 
-def _skipped_mode_warnings(specs: Iterable[CellSpec]) -> Iterator[str]:
+def _skipped_mode_warnings(specs: Iterable[sweep.CellSpec]) -> Iterator[str]:
     """A warning for each requested mode that does not apply to some cells."""
     found = Counter((mode, why) for spec in specs for mode, why in spec.skipped_modes.items())
     for (mode, why), count in found.items():
         yield f"`{mode}` is skipped in {count} cell{'s' if count > 1 else ''}: {why}"
 
 
-def _missing_file_warnings(plan: ParsedPlan, cells: Sequence[PlannedCell]) -> Iterator[str]:
+def _missing_file_warnings(plan: ParsedPlan, cells: Sequence[sweep.PlannedCell]) -> Iterator[str]:
     """A warning for each missing file of the pending cells."""
     todo = [cell.spec for cell in cells if cell.action == "run"]
     named: list[str | None] = [spec.source for spec in todo]
@@ -203,7 +187,7 @@ def _missing_file_warnings(plan: ParsedPlan, cells: Sequence[PlannedCell]) -> It
             yield f"`{name}` does not exist: cells that need it will fail"
 
 
-def _run_reason(before: CellResult | None, spec: CellSpec, *, engine_missing: bool, rerun: bool) -> str:
+def _run_reason(before: sweep.CellResult | None, spec: sweep.CellSpec, *, engine_missing: bool, rerun: bool) -> str:
     if before is None:
         return "new"
     if rerun:
@@ -227,15 +211,15 @@ class _SweepRun:
 
     job: RunJob
     command: str
-    on_result: Callable[[CellResult], None]
-    results: dict[str, CellResult] = field(default_factory=dict)
+    on_result: Callable[[sweep.CellResult], None]
+    results: dict[str, sweep.CellResult] = field(default_factory=dict)
     reused: int = 0
-    failed_variants: dict[tuple[str, str, str], CellResult] = field(default_factory=dict)
+    failed_variants: dict[tuple[str, str, str], sweep.CellResult] = field(default_factory=dict)
     """Result of the first cell of a model and precision whose cast or quantization failed."""
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
 
-    def execute(self) -> RunSummary:
+    def execute(self) -> sweep.RunSummary:
         self.results = {
             label: one
             for label, one in self.job.run_folder.read_results().items()
@@ -244,7 +228,7 @@ class _SweepRun:
         manifest = self._manifest()
         self._compare_machines(manifest)
         self.job.run_folder.begin(manifest, self.job.plan.yaml.raw, self.command)
-        times = _DurationEstimator(earlier_seconds(self.job.run_folder.folder), self.results.values())
+        times = _DurationEstimator(sweep_folder.earlier_seconds(self.job.run_folder.folder), self.results.values())
         wanted = [spec for spec in self.job.specs if spec.label in self.job.selected]
         todo = [spec for spec in wanted if not self._is_complete(spec)]
         for text in _skipped_mode_warnings(spec for spec in wanted if spec.modes or spec not in todo):
@@ -282,23 +266,23 @@ class _SweepRun:
         )
         return shlex.join(["trt-engine", "run", str(job.plan.path), "-o", str(job.run_folder.folder), *to_argv(config)])
 
-    def _is_complete(self, spec: CellSpec) -> bool:
+    def _is_complete(self, spec: sweep.CellSpec) -> bool:
         before = self.results.get(spec.label)
         if before is None or self.job.run_folder.pending_modes(before, spec, rerun=self.job.config.rerun) is not None:
             return False
-        said = replace(effective_spec(before, spec), skipped_modes=before.spec.skipped_modes)
+        said = replace(sweep_folder.effective_spec(before, spec), skipped_modes=before.spec.skipped_modes)
         if before.spec != said and before.requested_batch is None:  # same work, for example with another path
             self.results[spec.label] = replace(before, spec=said)
             self.job.run_folder.write_result(self.results[spec.label])
         return True
 
-    def _manifest(self) -> RunManifest:
+    def _manifest(self) -> sweep.RunManifest:
         numbers = [parse_device(spec.device)[1] for spec in self.job.specs if spec.device.startswith("cuda")]
         gpu = numbers[0] if numbers and info.gpus() else None
         baseline = self.job.plan.file.baseline
         if baseline is not None:
             baseline = next(spec.label for spec in self.job.specs if fnmatch.fnmatchcase(spec.label, baseline))
-        return RunManifest(
+        return sweep.RunManifest(
             name=self.job.plan.name,
             plan=self.job.plan.path.name,
             plan_digest=f"sha256:{hashlib.sha256(self.job.plan.yaml.raw).hexdigest()}",
@@ -313,7 +297,7 @@ class _SweepRun:
             trusted=self.job.trusted,
         )
 
-    def _compare_machines(self, manifest: RunManifest) -> None:
+    def _compare_machines(self, manifest: sweep.RunManifest) -> None:
         """Warn about retained results from another machine or other versions."""
         now = manifest.environment
         for spec in self.job.specs:
@@ -321,7 +305,7 @@ class _SweepRun:
             record = before.bench if before is not None and before.state == "done" else None
             if record is None or before is None or before.spec.digest != spec.digest:
                 continue
-            if "bench" not in retained(
+            if "bench" not in sweep_folder.retained(
                 before, self.job.run_folder.pending_modes(before, spec, rerun=self.job.config.rerun) or ()
             ):
                 continue  # measured again
@@ -339,28 +323,28 @@ class _SweepRun:
 
     # -------------------------------------------------------------------------------- one cell
 
-    def _run_pending(self, spec: CellSpec, number: int, count: int) -> CellResult:
+    def _run_pending(self, spec: sweep.CellSpec, number: int, count: int) -> sweep.CellResult:
         """Run the missing modes; the result merged with the retained one."""
         before = self.results.get(spec.label)
         if not spec.modes:
             lacking = missing_requirements(spec)
             assert lacking is not None  # no applicable mode
             started = datetime.now(UTC).isoformat(timespec="seconds")
-            return CellResult(spec, "skipped", reason=failure_reason(lacking, self._job(spec)), started=started)
+            return sweep.CellResult(spec, "skipped", reason=failure_reason(lacking, self._job(spec)), started=started)
         modes = self.job.run_folder.pending_modes(before, spec, rerun=self.job.config.rerun) or spec.modes
         parts = {mode: digest for mode, digest in spec.mode_digests.items() if mode in modes}
-        beside = before is not None and before.spec.digest == spec.digest and bool(retained(before, modes))
+        beside = before is not None and before.spec.digest == spec.digest and bool(sweep_folder.retained(before, modes))
         batch = before.spec.batch if before is not None and beside else spec.batch
         earlier = _engine_digest(self.job.run_folder.folder, before)
         made = self._run_cell(replace(spec, modes=modes, mode_digests=parts), batch, number, count, halve=not beside)
-        result = merge(before, made)
+        result = sweep_folder.merge(before, made)
         if beside and before is not None and earlier not in (None, _engine_digest(self.job.run_folder.folder, made)):
-            kept = ", ".join(mode for mode in MODES if mode in retained(before, modes))
+            kept = ", ".join(mode for mode in MODES if mode in sweep_folder.retained(before, modes))
             said = f"{kept}: measured with an earlier build of the engine; `--rerun` runs all requested modes again"
             result = replace(result, warnings=(*result.warnings, said))
         return result
 
-    def _run_cell(self, spec: CellSpec, batch: int, number: int, count: int, *, halve: bool) -> CellResult:
+    def _run_cell(self, spec: sweep.CellSpec, batch: int, number: int, count: int, *, halve: bool) -> sweep.CellResult:
         """Run the cell at `batch`; with `halve`, out of memory retries at half the batch."""
         shared = (spec.model, spec.precision, str(spec.settings.get("quantize", {}).get("target")))
         if not spec.prequantized and (first := self.failed_variants.get(shared)) is not None:
@@ -390,7 +374,7 @@ class _SweepRun:
             result = replace(result, requested_batch=asked, warnings=(*result.warnings, said))
         return result
 
-    def _job(self, spec: CellSpec) -> CellJob:
+    def _job(self, spec: sweep.CellSpec) -> CellJob:
         against = self._baseline_label(spec)
         before = self.results.get(against)
         return CellJob(
@@ -405,7 +389,7 @@ class _SweepRun:
             log_level=log.getEffectiveLevel(),
         )
 
-    def _baseline_label(self, spec: CellSpec) -> str:
+    def _baseline_label(self, spec: sweep.CellSpec) -> str:
         """Label of the baseline cell for `max_drop`: the plan's baseline for this model, or its first cell."""
         if "max_drop" not in spec.settings:
             return ""
@@ -429,7 +413,7 @@ class _SweepRun:
                 self.results[spec.label] = after
                 self.job.run_folder.write_result(after)
 
-    def _log_result(self, result: CellResult) -> None:
+    def _log_result(self, result: sweep.CellResult) -> None:
         label = result.spec.label
         if result.state == "done":
             log.info("%s: %s", label, cell_summary(result))
@@ -440,8 +424,8 @@ class _SweepRun:
 
     # -------------------------------------------------------------------------------- the end
 
-    def _summary(self, manifest: RunManifest) -> RunSummary:
-        for text in quantized_slowdowns(
+    def _summary(self, manifest: sweep.RunManifest) -> sweep.RunSummary:
+        for text in sweep.quantized_slowdowns(
             self.results[spec.label] for spec in self.job.specs if spec.label in self.results
         ):
             self._warn(text)
@@ -455,12 +439,12 @@ class _SweepRun:
         )
 
 
-def _with_spec(spec: CellSpec, result: CellResult, batch: int) -> CellResult:
+def _with_spec(spec: sweep.CellSpec, result: sweep.CellResult, batch: int) -> sweep.CellResult:
     """The result with the plan's spec and the measured batch."""
     return replace(result, spec=replace(spec, batch=batch))
 
 
-def _engine_digest(folder: Path, result: CellResult | None) -> str | None:
+def _engine_digest(folder: Path, result: sweep.CellResult | None) -> str | None:
     """Digest of the engine in the folder; None if missing."""
     if result is None or result.engine is None:
         return None
@@ -490,16 +474,16 @@ class _DurationEstimator:
 
     def __init__(self, earlier: Mapping[str, float], results: Any) -> None:
         self.by_label = dict(earlier)
-        self.known: list[tuple[CellSpec, float]] = []
+        self.known: list[tuple[sweep.CellSpec, float]] = []
         for result in results:
             self.add(result)
 
-    def add(self, result: CellResult) -> None:
+    def add(self, result: sweep.CellResult) -> None:
         if result.state == "done" and result.seconds:
             self.by_label[result.spec.label] = result.seconds
             self.known.append((result.spec, result.seconds))
 
-    def estimate(self, spec: CellSpec) -> float | None:
+    def estimate(self, spec: sweep.CellSpec) -> float | None:
         """Estimated seconds; None without a similar result."""
         if spec.label in self.by_label:
             return self.by_label[spec.label]
@@ -510,7 +494,7 @@ class _DurationEstimator:
                 return statistics.fmean(found)
         return None
 
-    def remaining(self, specs: Sequence[CellSpec]) -> str:
+    def remaining(self, specs: Sequence[sweep.CellSpec]) -> str:
         """Estimated total time as text; empty if unknown."""
         found = [self.estimate(spec) for spec in specs]
         if any(one is None for one in found):

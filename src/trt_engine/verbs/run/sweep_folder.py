@@ -16,17 +16,7 @@ from typing import Any
 
 import msgspec
 
-from trt_engine.atomic_io import (
-    decode_json,
-    ensure_folder,
-    file_lock,
-    os_errors,
-    read_bounded,
-    sweep_staged,
-    unused_folder,
-    write_atomic,
-    write_json,
-)
+from trt_engine import atomic_io
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.records.base import write_document
 from trt_engine.records.sweep import CellResult, CellSpec, RunManifest, RunSummary
@@ -43,7 +33,7 @@ _MAX_EARLIER_RUNS = 8
 
 def default_folder() -> Path:
     """`runs/YYYYMMDD_HHMMSS`, with a numeric suffix if it exists."""
-    return unused_folder(Path("runs") / datetime.now().strftime("%Y%m%d_%H%M%S"))
+    return atomic_io.unused_folder(Path("runs") / datetime.now().strftime("%Y%m%d_%H%M%S"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +47,7 @@ class SweepFolder:
         """The folder to run in: new, empty, or a run to resume; `UsageError` for any other."""
         if folder.exists() and not folder.is_dir():
             raise UsageError(f"`{folder}` is a file, expected a folder", hint="name another with `-o`")
-        with os_errors(folder, "use"):
+        with atomic_io.os_errors(folder, "use"):
             there = (
                 sorted(item.name for item in folder.iterdir() if not item.name.startswith("."))
                 if folder.exists()
@@ -73,13 +63,13 @@ class SweepFolder:
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
         """Lock the folder; `SetupError` if another run has it."""
-        ensure_folder(self.folder)
+        atomic_io.ensure_folder(self.folder)
         busy = SetupError(
             f"another run is using `{self.folder}`", hint="wait for it to end, or name another folder with `-o`"
         )
-        with file_lock(self.folder / _LOCK, busy=busy):
+        with atomic_io.file_lock(self.folder / _LOCK, busy=busy):
             for folder in (self.folder, *(item for item in self.folder.iterdir() if item.is_dir())):
-                sweep_staged(folder)  # of a killed run
+                atomic_io.sweep_staged(folder)  # of a killed run
             yield
 
     # -------------------------------------------------------------------------------- results
@@ -87,22 +77,24 @@ class SweepFolder:
     def begin(self, manifest: RunManifest, plan: bytes, command: str) -> None:
         """Write `run.json` and the plan; results of removed cells move to `cells/old`."""
         write_document(self.folder / RUN, "run-manifest", manifest, command=command, of="run")
-        write_atomic(self.folder / PLAN, plan)  # after what makes the folder that of a run, whenever it is killed
+        atomic_io.write_atomic(
+            self.folder / PLAN, plan
+        )  # after what makes the folder that of a run, whenever it is killed
         known = {f"{spec.label}.json" for spec in manifest.cells}
         for path in self._cell_files():
             if path.name not in known:
-                old = ensure_folder(path.parent / _STALE_FOLDER) / path.name
+                old = atomic_io.ensure_folder(path.parent / _STALE_FOLDER) / path.name
                 with contextlib.suppress(OSError):
                     path.replace(old)
 
     def write_result(self, result: CellResult) -> None:
         """Write a cell's result atomically."""
-        write_json(self.folder / CELLS / f"{result.spec.label}.json", result)
+        atomic_io.write_json(self.folder / CELLS / f"{result.spec.label}.json", result)
 
     def read_manifest(self) -> RunManifest | None:
         """`run.json`; None if missing or damaged."""
         try:
-            return decode_json(read_bounded(self.folder / RUN), RunManifest)
+            return atomic_io.decode_json(atomic_io.read_bounded(self.folder / RUN), RunManifest)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return None
 
@@ -139,7 +131,7 @@ class SweepFolder:
         found = {}
         for path in self._cell_files():
             try:
-                result = decode_json(read_bounded(path), CellResult)
+                result = atomic_io.decode_json(atomic_io.read_bounded(path), CellResult)
             except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
                 log.warning("`%s` cannot be read and is ignored: %s", path, error)
                 continue
@@ -184,7 +176,7 @@ def earlier_seconds(folder: Path) -> dict[str, float]:
     for run in latest:
         for path in (run / CELLS).glob("*.json"):
             with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-                stated = decode_json(read_bounded(path), _CellDuration)
+                stated = atomic_io.decode_json(atomic_io.read_bounded(path), _CellDuration)
                 if stated.state == "done":
                     found.setdefault(path.stem, stated.seconds)
     return found

@@ -25,18 +25,9 @@ from trt_engine.errors import EngineError, Interrupted, MemoryExhausted, UsageEr
 from trt_engine.records.base import append_record
 from trt_engine.records.size import CliffPoint
 from trt_engine.records.streams import CurvePoint, CurveSummary, FrameMemory
+from trt_engine.verbs.size import stream_worker
 from trt_engine.verbs.size.capacity import TurnTimes
 from trt_engine.verbs.size.simulation import ServiceTimes
-from trt_engine.verbs.size.stream_worker import (
-    INTERRUPTED,
-    CurveMessage,
-    CurveRequest,
-    DriveMessage,
-    DriveRequest,
-    Message,
-    VideoMessage,
-    WorkerRequest,
-)
 from trt_engine.workers.crash import exit_name, restore_error
 from trt_engine.workers.messages import ErrorMessage, LogMessage
 from trt_engine.workers.process import ChildProcess, spawn_worker
@@ -48,7 +39,7 @@ _DEVICE_TURNS = 3
 """Each loads the engine again."""
 _SILENCE_S = 600.0
 _SHUTDOWN_S, _GRACE_S = 0.5, 15.0
-_message_decoder = msgspec.json.Decoder(Message)
+_message_decoder = msgspec.json.Decoder(stream_worker.Message)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -76,11 +67,11 @@ def uses_graphs(runtime: RuntimeConfig, device: str) -> bool:
 
 def measure_host_curve(engine: Engine, grid: CurveGrid, runtime: RuntimeConfig, device: str) -> list[CurvePoint]:
     """Frames in host memory, through the batcher. Raises the child's error."""
-    request = CurveRequest(grid.batches, grid.contexts, TURNS, grid.duration_s / TURNS, grid.longest_ms)
+    request = stream_worker.CurveRequest(grid.batches, grid.contexts, TURNS, grid.duration_s / TURNS, grid.longest_ms)
     graphs = grid.batches if grid.graphs else False
     runtime = dataclasses.replace(runtime, contexts=max(grid.contexts), batching=None, graphs=graphs)
-    answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), curve=request))
-    assert isinstance(answer, CurveMessage)
+    answer = call_worker(stream_worker.WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), curve=request))
+    assert isinstance(answer, stream_worker.CurveMessage)
     return [
         _point(engine, device, "host", cell.batch, cell.contexts, cell.turns_ms, answer.graphs if grid.graphs else "")
         for cell in answer.cells
@@ -134,16 +125,18 @@ def _point(
 
 
 def drive_sources(
-    engine: Engine, request: DriveRequest, runtime: RuntimeConfig, graphs: tuple[int, ...] = ()
-) -> DriveMessage:
+    engine: Engine, request: stream_worker.DriveRequest, runtime: RuntimeConfig, graphs: tuple[int, ...] = ()
+) -> stream_worker.DriveMessage:
     """Paced frames through the batcher, with graphs of these batch sizes. Raises the child's error."""
     runtime = dataclasses.replace(runtime, contexts=request.policy.contexts, batching=None, graphs=graphs or False)
-    answer = call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), drive=request))
-    assert isinstance(answer, DriveMessage)
+    answer = call_worker(stream_worker.WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), drive=request))
+    assert isinstance(answer, stream_worker.DriveMessage)
     return answer
 
 
-def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMessage:
+def call_worker(
+    request: stream_worker.WorkerRequest,
+) -> stream_worker.CurveMessage | stream_worker.DriveMessage | stream_worker.VideoMessage:
     """The reply of `stream_worker`. Raises its error, `EngineError` when it crashed or hung, `Interrupted` on Ctrl-C."""
     grace_s = _GRACE_S
     with tempfile.TemporaryFile() as output:
@@ -153,7 +146,7 @@ def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMe
         except KeyboardInterrupt:
             grace_s = _SHUTDOWN_S
             child.interrupt()
-            raise Interrupted(INTERRUPTED[0], hint=INTERRUPTED[1]) from None
+            raise Interrupted(stream_worker.INTERRUPTED[0], hint=stream_worker.INTERRUPTED[1]) from None
         except TimeoutError:
             raise EngineError(f"`{request.engine}` did not reply and was stopped", hint="a smaller batch") from None
         finally:
@@ -169,7 +162,7 @@ def call_worker(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMe
     return answer
 
 
-def _planned_s(request: WorkerRequest) -> float:
+def _planned_s(request: stream_worker.WorkerRequest) -> float:
     if request.curve is not None:
         return request.curve.turns * request.curve.turn_s * len(request.curve.batches) * len(request.curve.contexts)
     if request.video is not None:
@@ -179,9 +172,9 @@ def _planned_s(request: WorkerRequest) -> float:
 
 def _read_answer(
     child: ChildProcess, silence_s: float
-) -> CurveMessage | DriveMessage | VideoMessage | ErrorMessage | None:
+) -> stream_worker.CurveMessage | stream_worker.DriveMessage | stream_worker.VideoMessage | ErrorMessage | None:
     while (line := child.read_line(silence_s)) is not None:
-        message: Message = _message_decoder.decode(line)
+        message: stream_worker.Message = _message_decoder.decode(line)
         if not isinstance(message, LogMessage):
             return message
         logging.getLogger(message.name).log(message.level, "%s", message.text)
