@@ -1,4 +1,6 @@
-"""docs/devices.md, run as it stands: on the host and the fake device, and on a GPU where there is one."""
+"""docs/devices.md, run as it stands: on the host and the fake device, and on a GPU where there is one;
+which GPUs a process sees.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from trt_engine.device import MemoryStats, open_device
+from trt_engine.device.info import visible_indices
 from trt_engine.errors import SetupError
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/devices.md"
@@ -38,3 +41,26 @@ def test_the_examples_run(name: str, capsys: pytest.CaptureFixture[str]) -> None
 def test_every_statistic_is_explained() -> None:
     text = PAGE.read_text()
     assert [item.name for item in fields(MemoryStats) if f"`{item.name}`" not in text] == []
+
+
+GPUS = ("GPU-aa11", "GPU-ab22", "GPU-cc33")
+
+
+@pytest.mark.parametrize(
+    ("asked", "seen"),
+    [
+        (None, [0, 1, 2]),
+        ("0,2", [0, 2]),
+        ("2, 0", [2, 0]),
+        ("", []),
+        ("-1", []),
+        ("1,-1,0", [1]),
+        ("7,0", []),
+        ("GPU-cc33,0", [2, 0]),
+        ("GPU-c", [2]),
+        ("GPU-a,0", []),
+        ("1,1", []),
+    ],
+)
+def test_cuda_visible_devices_hides_and_orders(asked: str | None, seen: list[int]) -> None:
+    assert visible_indices(GPUS, asked) == seen

@@ -1,8 +1,14 @@
-"""A detector's scores stand beside boxes in pixels: what is wrong with them is seen all the same."""
+"""A detector's scores stand beside boxes in pixels: what is wrong with them is seen all the same;
+a sample of `benchmarks/parity_check.py`.
+"""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -107,3 +113,18 @@ def test_the_tail_of_a_softmax_is_dead_where_it_is_constant_not_where_its_logits
     constant, worst = want.copy(), int(want.std((0, 1)).argmax())
     constant[..., worst] = constant[..., worst].mean()
     assert compare_output(constant, want).std_ratio == pytest.approx(0, abs=1e-6)
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("net", ["digits", "resnet-trained", "vit-trained"])
+def test_right_outputs_pass_and_planted_defects_fail(net: str, seed: int) -> None:
+    program = [sys.executable, str(ROOT / "benchmarks" / "parity_check.py"), "--only", net, "--seeds", str(seed)]
+    done = subprocess.run(
+        [*program, "--formats", "fp32", "fp16", "int8"], capture_output=True, text=True, env=dict(os.environ)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ", 0 false alarms" in done.stdout and ", 0 missed" in done.stdout

@@ -1,4 +1,4 @@
-"""Multiply-adds and operations, against figures worked out by hand."""
+"""Multiply-adds and operations, against figures worked out by hand; bytes from shapes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from trt_engine.graph.cost import Cost, model_cost
+from trt_engine.graph.cost import Cost, model_cost, traffic_nbytes
+from trt_engine.graph.shape_inference import trace
 
 from . import models
 from .models import graph, ints, model, node, value, weight
@@ -297,3 +298,29 @@ def test_standard_attention_is_scores_and_weighted_sum() -> None:
     scores = 2 * 4 * 10 * 12
     assert (cost.macs, cost.exact) == (scores * (8 + 6), True)
     assert cost.flops == 2 * cost.macs + 6 * scores
+
+
+def traffic(*nodes: Any, elem: int = TensorProto.FLOAT, shape: list[Any] | None = None, opset: int = 20) -> list[Any]:
+    """Of each node of a graph from `x`, with `w` (6 x 5) and `rows` (2 indices) beside it."""
+    graph = helper.make_graph(
+        list(nodes), "g", [helper.make_tensor_value_info("x", elem, shape or [4, 6])],
+        [helper.make_tensor_value_info(nodes[-1].output[0], elem, None)],
+        [helper.make_tensor("w", TensorProto.FLOAT, [6, 5], [0.0] * 30),
+         helper.make_tensor("rows", TensorProto.INT64, [2], [0, 1])],
+    )  # fmt: skip
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    return [traffic_nbytes(step) for step in trace(onnx.load_from_string(model.SerializeToString()), {}).nodes]
+
+
+def test_inputs_weights_and_outputs_are_counted_each_once() -> None:
+    assert traffic(helper.make_node("MatMul", ["x", "w"], ["y"])) == [4 * (24 + 30 + 20)]
+    assert traffic(helper.make_node("Relu", ["x"], ["y"]), elem=TensorProto.FLOAT16) == [2 * 48]
+
+
+@pytest.mark.parametrize(("elem", "nbytes"), [(TensorProto.INT4, 24), (TensorProto.BFLOAT16, 96)])
+def test_small_types_are_counted_as_they_are_packed(elem: int, nbytes: int) -> None:
+    assert traffic(helper.make_node("Transpose", ["x"], ["y"]), elem=elem, opset=21) == [nbytes]
+
+
+def test_an_unknown_size_is_no_number() -> None:
+    assert traffic(helper.make_node("Relu", ["x"], ["y"]), shape=["n", 6]) == [None]

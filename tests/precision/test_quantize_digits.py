@@ -1,7 +1,8 @@
-"""The digits detector quantised: accuracy on pictures it was never calibrated on."""
+"""The digits detector quantised: accuracy on pictures it was never calibrated on; a sample of `benchmarks/int8_fuzz.py`."""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
@@ -69,3 +70,14 @@ def test_fp8_keeps_the_accuracy_of_the_digits_detector_and_the_emulation_agrees(
     kernels, emulated = average_precision(tmp_path / "q.onnx", "BASIC"), average_precision(tmp_path / "e.onnx")
     assert abs(kernels - emulated) < 0.003
     assert emulated > average_precision(ROOT / "model.onnx") - 0.007  # 64 pictures; on 512 the drop is 0.004
+
+
+PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "int8_fuzz.py"
+
+
+@pytest.mark.slow
+def test_random_graphs_in_int8_are_right_and_run_in_integer_kernels() -> None:
+    command = [sys.executable, str(PROGRAM), "--graphs", "20", "--seed", "33"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr[-2000:]
+    assert "'right'" in done.stdout

@@ -1,7 +1,8 @@
-"""The fake backend: what it builds, refuses and enforces."""
+"""The fake backend: what it builds, refuses and enforces, and the time of each operator."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +12,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+import onnx_models as models
+import trt_engine as te
 from sealed import seal_model
 from trt_engine.backend import get_backend
 from trt_engine.backends.fake.build import FakeBuilder
@@ -169,3 +172,15 @@ def test_a_graph_refuses_after_its_context_was_closed(session: FakeSession) -> N
 
 def test_precision_is_told_as_asked_and_nothing_is_invented(seal: Seal) -> None:
     assert seal().passport.precision == Precision(None)
+
+
+def test_each_operator_has_its_time_by_the_hosts_clock(tmp_path: Path) -> None:
+    net = models.conv_net(tmp_path / "net.onnx")
+    engine = te.build(net, backend="fake", device="fake:0", batch=(1, 2, 4), out=tmp_path / "net.fake", parity=False)
+    feeds = {"images": np.random.default_rng(0).random((2, 3, 8, 8), np.float32)}
+    call = get_backend("fake").load_function("profile")
+    found = call(engine, feeds, RuntimeConfig(), inferences=3, warmup=1, keep=tmp_path / "kept")
+    assert [row.kind for row in found.rows] == ["Conv", "Relu", "Conv", "Relu", "GlobalAveragePool", "Flatten"]
+    assert all(row.mean_ms > 0 for row in found.rows) and found.clock == "host" and found.inferences == 3
+    assert found.rows[-1].shapes == ((2, 16),) and found.rows[-1].dtypes == ("float32",)
+    assert len(json.loads(Path(found.raw).read_text())) == 3

@@ -1,16 +1,19 @@
-"""A build in a thread of its own: Ctrl-C stops it at its next step, and says what it waits for."""
+"""A build in a thread of its own: Ctrl-C stops it at its next step, and says what it waits for; its phases."""
 
 from __future__ import annotations
 
 import _thread
+import itertools
 import logging
 import threading
+from collections.abc import Iterator
 
 import pytest
 
 from patience import HANG_S, until
 from programs import run_python
 from trt_engine.backends.tensorrt import build_progress as module
+from trt_engine.backends.tensorrt import build_progress as progress_module
 from trt_engine.backends.tensorrt.build_progress import BuildProgress, run_in_thread
 
 
@@ -71,3 +74,26 @@ except KeyboardInterrupt:
 """
     done = run_python("-c", script, timeout=HANG_S, check=True)
     assert done.stdout == "left\nwhole\n", done.stderr
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[float]]:
+    now = [0.0]
+    monkeypatch.setattr(progress_module.time, "monotonic", lambda: now[0])
+    yield now
+
+
+def test_a_phase_is_noted_by_the_time_outside_of_the_phases_within_it(clock: list[float]) -> None:
+    progress = BuildProgress()
+    names = ["Building engine", "Building engine from subgraph", "Computing profile costs", "Timing tactics"]
+    for parent, name in itertools.pairwise([None, *names]):
+        progress.phase_start(name, parent, 1)
+        clock[0] += 1.0 if name != "Timing tactics" else 6.0
+    assert progress.phase().startswith("Building engine 0/1, Building engine from subgraph 0/1, ")
+    for name in reversed(names):
+        assert progress.step_complete(name, 0)
+        progress.phase_finish(name)
+    assert progress.seconds == dict.fromkeys(names[:3], 1.0) | {"Timing tactics": 6.0}
+    assert sum(progress.seconds.values()) == clock[0], "nothing is counted twice"
+    assert progress.slowest_phases().startswith("Timing tactics 6.0 s, ")
+    assert progress.phase() == "" and progress.error is None
