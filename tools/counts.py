@@ -60,7 +60,7 @@ def budgeted(root: Path) -> dict[str, int]:
         kept = "config.py" if folder == "verbs" else "*.py"
         trees[folder] = [ast.parse(path.read_text()) for path in (source / folder).rglob(kept)]
     records = [node for tree in trees["records"] for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
-    verbs = re.findall(r'^    "[a-z-]+": "', (source / "cli" / "verbs_table.py").read_text(), re.MULTILINE)
+    verbs = re.findall(r'^        "[a-z-]+": "', (source / "cli" / "verbs_table.py").read_text(), re.MULTILINE)
     return {
         "source lines": sum(path.read_text().count("\n") for path in source.rglob("*.py")),
         "test lines": sum(path.read_text().count("\n") for path in (root / "tests").rglob("*.py")),
