@@ -115,7 +115,7 @@ MISTAKES: list[tuple[Callable[[str], Any], str]] = [
     (lambda m: te.build(m, precision="FP16"), "did you mean `fp16`?"),
     (lambda m: te.build(m, int8=True), 'did you mean `precision="int8"`?'),
     (lambda m: te.load(m, max_batch=8), "did you mean `batching=te.Batching(max_batch=8)`?"),
-    (lambda m: te.Batching(max_bach=8), "`Batching` has no setting `max_bach`"),  # type: ignore[call-arg]
+    (lambda m: te.Batching(max_bach=8), "`te.Batching` has no argument `max_bach`"),  # type: ignore[call-arg]
     (lambda m: te.load(te.build(m, batch=(1, 2, 4))).infer(np.zeros((9, 3, 8, 8), np.float32)), "profiles="),
 ]
 

@@ -111,7 +111,7 @@ def as_list(value: Any, what: str) -> list[Any]:
 
 def found_instead(value: object) -> str:
     """A caller's value in a few words, for errors: `None`, `a list of 2`, `an object of torch.nn.Linear`."""
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) < 40):
         return repr(value)
     if isinstance(value, type):
         return f"the class `{value.__qualname__}`"

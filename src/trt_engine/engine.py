@@ -22,6 +22,7 @@ from trt_engine.errors import EngineError, ModelError, TrtEngineError, UsageErro
 from trt_engine.escapes import escape_control
 from trt_engine.format import quoted
 from trt_engine.plan_header import PLAN_BACKENDS, plan_header
+from trt_engine.public_function import public_method
 from trt_engine.records.passport import PASSPORT_VERSION, Passport, Payload
 from trt_engine.tensors import DTYPES, Signature, format_shape
 
@@ -117,6 +118,7 @@ class Engine(RichDisplay):
         return cls(payload, passport)
 
     @classmethod
+    @public_method
     def open(cls, path: Path | str) -> Engine:
         """The engine at `path` (payload or passport); `EngineError` when it has no readable passport.
 
@@ -133,11 +135,15 @@ class Engine(RichDisplay):
             if not path.exists():
                 raise EngineError(f"`{path}` is missing, only its passport is there", hint="build the engine again")
         if not path.exists():
-            raise ModelError(f"no such file `{path}`", hint="give the path of an engine or of an `.onnx` model")
-        if path.is_dir():
             raise ModelError(
-                f"`{path}` is a folder, expected an engine file", hint=f"`trt-engine inspect {quoted(path)}`"
+                f"no such file `{path}`", hint="`trt-engine build MODEL -o FILE` makes an engine of an `.onnx` model"
             )
+        if path.is_dir():
+            engines = [
+                quoted(beside.with_suffix("")) for beside in sorted(path.glob("*.json")) if _names_passport(beside)
+            ]
+            hint = f"one of its engines: `{_first(engines, '`, `')}`" if engines else "name the file, with its folder"
+            raise ModelError(f"`{path}` is a folder, expected an engine file", hint=hint)
         path = engine_path(path) or path
         beside = passport_path(path)
         try:
@@ -185,6 +191,7 @@ class Engine(RichDisplay):
         return path
 
     @atomic_io.all_or_nothing()
+    @public_method
     def copy_to(self, target: Path, *, command: str | None = None) -> Engine:
         """The same engine at `target`, or where its link leads: payload first, side files, passport last.
 

@@ -1,4 +1,4 @@
-"""Decorator of public functions: lists their settings, rejects unknown arguments and handles `progress`."""
+"""Decorators of public functions and methods: they list settings, reject arguments that do not fit, handle `progress`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ import dataclasses
 import errno
 import functools
 import inspect
+import numbers
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trt_engine.atomic_io import os_error
+from trt_engine.atomic_io import found_instead, os_error
 from trt_engine.errors import UsageError
 from trt_engine.progress import report_progress
 from trt_engine.tensors import PRECISION_NAMES, suggest
@@ -29,25 +30,12 @@ def public_function(function: F) -> F:
     Where it has `progress`, what the call does is reported that way (`trt_engine.progress`); the function itself need not
     look at it.
     """
-    verb, signature = function.__name__, inspect.signature(function)
-    shown, text = _with_settings(function, signature)
-    plain = {name for name, item in shown.parameters.items() if "VAR" not in item.kind.name}
-    is_open = any(item.kind is item.VAR_KEYWORD for item in shown.parameters.values())
-    required = [
-        item for item in signature.parameters.values() if item.default is item.empty and "VAR" not in item.kind.name
-    ]
-    words = [item.name if item.kind is item.POSITIONAL_OR_KEYWORD else f"{item.name}=..." for item in required]
-    words += ["out=..."] if "out" in shown.parameters and "out" not in {item.name for item in required} else []
+    shown, text = _with_settings(function, inspect.signature(function))
+    plain, label = shown.parameters.keys(), f"te.{function.__name__}"
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        if (unknown := kwargs.keys() - plain) and not is_open:
-            raise _unknown_argument(function, sorted(unknown)[0], plain)
-        try:
-            shown.bind(*args, **kwargs)
-        except TypeError as error:
-            hint = f"`te.{verb}({', '.join(words)})`; `help(te.{verb})` lists the arguments"
-            raise UsageError(f"`te.{verb}`: {error}", hint=hint) from None
+        check_call(label, shown, args, kwargs)
         try:
             if "progress" not in plain:
                 return function(*args, **kwargs)
@@ -61,6 +49,86 @@ def public_function(function: F) -> F:
     call.__doc__ = text
     call.__signature__ = shown  # type: ignore[attr-defined]
     return call  # type: ignore[return-value]
+
+
+def public_method(function: F) -> F:
+    """The method as users call it: arguments that do not fit its signature are a `UsageError`.
+
+    They are looked at once Python has refused them, so that a call costs what it did.
+    """
+    shown, label = inspect.signature(function), f"te.{function.__qualname__.removesuffix('.__init__')}"
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, AttributeError, ValueError):
+            check_call(label, shown, args, kwargs)
+            raise
+
+    return call  # type: ignore[return-value]
+
+
+def check_call(label: str, shown: inspect.Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """`UsageError` for an argument that the signature does not have, one too many or missing, and one of a foreign type."""
+    plain = {name for name, item in shown.parameters.items() if "VAR" not in item.kind.name}
+    is_open = any(item.kind is item.VAR_KEYWORD for item in shown.parameters.values())
+    if (unknown := kwargs.keys() - plain) and not is_open:
+        raise _unknown_argument(label, sorted(unknown)[0], plain)
+    try:
+        given = shown.bind(*args, **kwargs).arguments
+    except TypeError as error:
+        items = [item for name, item in shown.parameters.items() if "VAR" not in item.kind.name and name != "self"]
+        words = [
+            item.name if item.kind is item.POSITIONAL_OR_KEYWORD else f"{item.name}=..."
+            for item in items
+            if item.default is item.empty or item.name == "out"
+        ]
+        hint = f"`{label}({', '.join(words)})`; `help({label})` lists the arguments"
+        raise UsageError(f"`{label}`: {error}", hint=hint) from None
+    for name, value in given.items():
+        kinds = _named_kinds(str(shown.parameters[name].annotation))
+        if kinds and not any(_is_of(value, kind) for kind in kinds):
+            config = next((kind for kind in kinds if kind.endswith("Config")), None)
+            hint = f"a `{config}`, or its settings by name" if config else f"`help({label})` lists the arguments"
+            expected = " or ".join(_EXPECTED.get(kind, f"a `{kind}`") for kind in kinds if kind != "None")
+            raise UsageError(f"`{name}` is {found_instead(value)}, expected {expected}", hint=hint)
+
+
+_TYPES: dict[str, Any] = {
+    "bool": None, "float": numbers.Real, "int": numbers.Integral, "str": str, "Literal": str, "Path": os.PathLike | str,
+    "Mapping": Mapping, "Tensors": Mapping, "Sequence": Sequence, "bytes": bytes, "PreprocessFunction": Callable,
+    "None": type(None),
+}  # fmt: skip
+_EXPECTED = {
+    "bool": "`True` or `False`",
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "Literal": "text",
+}
+_EXPECTED |= {"Mapping": "a mapping", "Tensors": "arrays by name", "Sequence": "a list", "Path": "a path"}
+_EXPECTED |= {"PreprocessFunction": "a function", "bytes": "bytes"}
+
+
+@functools.cache
+def _named_kinds(annotation: str) -> tuple[str, ...]:
+    """The types of an annotation by name; none where one of them is not known here."""
+    annotation = annotation.replace("VisionSource", "Vision | Preprocess | Path | str")
+    kinds = tuple(re.sub(r"\[.*\]", "", annotation).split(" | "))
+    return kinds if all(kind in _TYPES or _CLASS.search(kind) for kind in kinds) else ()
+
+
+_CLASS = re.compile(r"^(Store|Vision|Preprocess|Machine)$|(Config|Report|Result)$")
+"""Classes of this package that arguments may be, by the ends of their names."""
+
+
+def _is_of(value: Any, kind: str) -> bool:
+    if kind not in _TYPES:
+        return kind in {one.__name__ for one in type(value).__mro__}
+    if kind == "bool":
+        return type(value).__name__ in ("bool", "bool_") or (isinstance(value, int) and value in (0, 1))
+    return isinstance(value, _TYPES[kind]) and not isinstance(value, bool)
 
 
 def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -> tuple[inspect.Signature, str]:
@@ -113,11 +181,10 @@ _OTHER_NAMES = {
 """Arguments of other tools -> what to write, the first that a function has."""
 
 
-def _unknown_argument(function: Callable[..., Any], name: str, known: set[str]) -> UsageError:
-    verb = function.__name__
+def _unknown_argument(label: str, name: str, known: set[str]) -> UsageError:
     kind = PRECISION_NAMES.get(name.lower())
     codes = [f'{one}="{kind}"' for one in ("precision", "to")] if kind else _OTHER_NAMES.get(name, ())
     code = next((code for code in codes if code.partition("=")[0] in known), None)
     nearest = f"did you mean `{code}`?" if code else suggest(name, sorted(known))
-    hint = nearest if nearest.startswith("did you mean") else f"`help(te.{verb})` lists the arguments"
-    return UsageError(f"`te.{verb}` has no argument `{name}`", hint=hint)
+    hint = nearest if nearest.startswith("did you mean") else f"`help({label})` lists the arguments"
+    return UsageError(f"`{label}` has no argument `{name}`", hint=hint)

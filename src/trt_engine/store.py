@@ -31,6 +31,7 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.engine import Engine
 from trt_engine.environment import source_digest
 from trt_engine.errors import EngineError, SetupError, UsageError
+from trt_engine.public_function import public_method
 
 _SCHEMA = 1
 _RULES = ("backends", "graph", "precision")
@@ -82,10 +83,12 @@ class StoreEntry:
 class Store:
     """A folder of engines. The default is the user's cache folder, or `$TRT_ENGINE_STORE`."""
 
+    @public_method
     def __init__(self, folder: Path | str | None = None) -> None:
         chosen = folder or os.environ.get(_STORE_VARIABLE) or platformdirs.user_cache_path("trt-engine") / "store"
         self.folder = Path(chosen)
 
+    @public_method
     def get(self, key: str, model_digest: str | None = None) -> Engine | None:
         """The engine under this key if it exists and is intact and of this model; otherwise None with a warning.
 
@@ -208,6 +211,7 @@ class Store:
             raise os_error(error, self.folder, "use", by=_STORE_VARIABLE) from error
         return [folder for folder in found if _KEY.fullmatch(folder.name) and _is_own_folder(folder)]
 
+    @public_method
     def prune(
         self, *, max_bytes: int | None = None, older_than_s: float | None = None, dry_run: bool = False
     ) -> list[StoreEntry]:

@@ -131,6 +131,7 @@ def suggest(name: str, known: Sequence[str]) -> str:
     """The end of a sentence: the nearest known name if there is one, else all of them."""
     from difflib import get_close_matches  # only errors need it
 
+    name = str(name)
     lower = name.lower()
     match = get_close_matches(PRECISION_NAMES.get(lower, lower), known, n=1) or get_close_matches(name, known, n=1)
     if match:
@@ -258,12 +259,11 @@ class TensorSpec:
         """`FeedError` unless the array's element type, rank and fixed sizes are the ones of this spec."""
         shape = getattr(array, "shape", None)
         kind = dtype_name(array)
+        cast = f"`.to(torch.{self.dtype})`" if type(array).__module__ == "torch" else f'`.astype("{self.dtype}")`'
         if shape is None:
             raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint="numpy.asarray")
         if kind != self.dtype and not (self.dtype == "string" and kind.startswith(("object", "str", "bytes"))):
-            raise FeedError(
-                f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f'convert it: `.astype("{self.dtype}")`'
-            )
+            raise FeedError(f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f"convert it: {cast}")
         self.check_shape(tuple(shape))
 
     def check_shape(self, shape: Shape) -> None:

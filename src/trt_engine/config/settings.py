@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import functools
+import inspect
 import math
 import numbers
 import re
@@ -18,6 +19,7 @@ from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.config.parse import SCALAR_PARSERS, parse_options
 from trt_engine.config.profiles import quote_name
 from trt_engine.errors import UsageError
+from trt_engine.public_function import check_call
 from trt_engine.tensors import format_shape, suggest
 
 C = TypeVar("C")
@@ -108,14 +110,17 @@ class Config:
     __slots__ = ()
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
-        for name in values.keys() - cls.__dataclass_fields__.keys():  # type: ignore[attr-defined]
-            raise UsageError(
-                f"`{cls.__name__}` has no setting `{name}`", hint=suggest(name, sorted(setting_names(cls)))
-            )
+        if args or values:
+            check_call(f"te.{cls.__name__}", _init_signature(cls), (None, *args), values)  # type: ignore[arg-type]
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_limits(self)
+
+
+@functools.cache
+def _init_signature(kind: type) -> inspect.Signature:
+    return inspect.signature(kind.__init__)  # type: ignore[misc]
 
 
 def check_limits(config: Any) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trt_engine.atomic_io import found_instead
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, suggest
 
@@ -48,12 +49,16 @@ def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
     Without an input name, `0=batch` applies to every input. `UsageError` for invalid text.
     """
     found: Axes = {}
+    parts = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str) else given
+    kind = Mapping if isinstance(given, Mapping) else str
+    if not isinstance(parts, Iterable) or not all(isinstance(part, kind) for part in parts):
+        raise UsageError(f"`--dynamic` is {found_instead(given)}, expected axes of inputs", hint=_HINT)
     if isinstance(given, Mapping):
         for name, axes in given.items():
             for position, text in axes.items():
                 _add_axis(found, str(name), int(position), text if isinstance(text, Axis) else _parse_symbol(str(text)))
     else:
-        for text in [given] if isinstance(given, str) else given:
+        for text in parts:
             for part in text.split():
                 name, colon, rest = part.rpartition(":")
                 for one in rest.split(","):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from trt_engine.arrayfiles import ArrayFileError, open_arrays
+from trt_engine.atomic_io import found_instead
 from trt_engine.config.parse import parse_shapes
 from trt_engine.conversion.axes import Axes
 from trt_engine.conversion.exported import Array
@@ -57,6 +58,10 @@ def _items(given: Any) -> list[Any]:
     """What is given as a list: one array, one shape, one text or path is one item."""
     one = isinstance(given, str | Path | Example) or hasattr(given, "dtype")
     shape = isinstance(given, tuple | list) and bool(given) and all(isinstance(size, int) for size in given)
+    if not one and not isinstance(given, Iterable):
+        raise UsageError(
+            f"`--input` is {found_instead(given)}, expected shapes or arrays", hint="`--input x:1x3x224x224`"
+        )
     return [given] if one or shape else list(given)
 
 

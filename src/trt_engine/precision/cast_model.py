@@ -95,11 +95,11 @@ def cast(
 
 def check_target(target: Path, model: Model, *, overwrite: bool) -> None:
     """Raise `UsageError` if the result cannot be written to `target`."""
+    if target.is_dir():
+        raise UsageError(f"`{target}` is a folder, expected a file", hint=f"`-o {target / model.path.name}`")
     taken = {model.path.resolve(), *(item.path.resolve() for item in model.external)}
     if target.resolve() in taken or stored_tensors.external_data_path(target).resolve() in taken:
         raise UsageError(f"`{target}` is the model itself", hint="name another `-o`")
-    if target.is_dir():
-        raise UsageError(f"`{target}` is a folder, expected a file", hint=f"`-o {target / model.path.name}`")
     if target.exists() and not overwrite:
         raise UsageError(f"`{target}` exists", hint="`--overwrite` overwrites it, or name another `-o`")
 

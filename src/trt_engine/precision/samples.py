@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
-from trt_engine.atomic_io import open_regular, os_error
+from trt_engine.atomic_io import found_instead, open_regular, os_error
 from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.format import join_names
@@ -219,13 +219,24 @@ def _iter_items(items: Iterable[Any], signature: Signature, limit: int | None) -
         source = f"item {index}"
         if isinstance(item, Mapping):
             feeds = {
-                name: _convert_array(np.asarray(value), signature.input(name), source) for name, value in item.items()
+                name: _convert_array(_as_array(value, source), signature.input(name), source)
+                for name, value in item.items()
             }
         else:
             spec = require_single_input(signature, "an array")
-            feeds = {spec.name: _convert_array(np.asarray(item), spec, source)}
+            feeds = {spec.name: _convert_array(_as_array(item, source), spec, source)}
         signature.check(feeds)
         yield Batch(feeds, source)
+
+
+def _as_array(value: Any, source: str) -> Array:
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # images with their labels, a tensor that needs its gradient
+        raise FeedError(
+            f"{source} is {found_instead(value)}, expected one array of numbers",
+            hint="without labels: `(images for images, labels in loader)`; a tensor of PyTorch on the host, detached",
+        ) from error
 
 
 _GIVEN_HINT = "`--inputs FILE.npz` has those that are the same for every sample, as a state or a rate"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, Literal
 
@@ -102,12 +102,18 @@ class ReportDocument:
 
 def clean(value: Any) -> Any:
     """A document or a part of it, with all its text cleaned."""
+    return change_texts(value, clean_text)
+
+
+def change_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """A document or a part of it, with each text changed."""
     if isinstance(value, str):
-        return clean_text(value)
+        return change(value)
     if isinstance(value, tuple):
-        return value if value and isinstance(value[0], float) else tuple(map(clean, value))
+        return value if value and isinstance(value[0], float) else tuple(change_texts(one, change) for one in value)
     if is_dataclass(value) and not isinstance(value, type):
-        return replace(value, **{item.name: clean(getattr(value, item.name)) for item in fields(value)})
+        changed = {item.name: change_texts(getattr(value, item.name), change) for item in fields(value)}
+        return replace(value, **changed)
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from trt_engine.errors import in_callers_language
 from trt_engine.format import (
     format_bytes,
     format_column,
@@ -170,7 +171,7 @@ def verdict_blocks(profile: ProfileReport) -> Iterator[Block]:
     }.get(verdict.confidence, "")
     yield Paragraph(f"Next: {tables.to_sentence(verdict.next_step)}{known}")
     if verdict.command:
-        yield Commands((verdict.command,))
+        yield Commands((in_callers_language(verdict.command),))
 
 
 def breakdown_section(named: NamedProfiles) -> Section | None:

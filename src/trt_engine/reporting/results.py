@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from trt_engine import errors
 from trt_engine.reporting import text
-from trt_engine.reporting.document import Block, Section, clean, shorten
+from trt_engine.reporting.document import Block, Section, change_texts, clean, shorten
 
 _FUNCTIONS = {
     "BatchReport": "runs.batch_report",
@@ -60,7 +61,12 @@ def result_blocks(record: Any, **options: Any) -> list[Block | Section]:
     """The blocks of a verb's result or plan; `options` choose how much of it is shown."""
     kind = next(one.__name__ for one in type(record).__mro__ if one.__name__ in _FUNCTIONS)
     module, _, function = _FUNCTIONS[kind].partition(".")
-    return list(getattr(importlib.import_module(f"trt_engine.reporting.{module}"), function)(record, **options))
+    blocks = list(getattr(importlib.import_module(f"trt_engine.reporting.{module}"), function)(record, **options))
+    return blocks if errors.in_shell else [change_texts(block, _in_python) for block in blocks]
+
+
+def _in_python(text: str) -> str:
+    return errors.in_callers_language(text) if "`" in text else text
 
 
 def result_text(record: Any, *, width: int | None = None, **options: Any) -> str:

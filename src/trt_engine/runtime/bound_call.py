@@ -116,11 +116,13 @@ class BoundCall(ProcessBound, RichDisplay):
 
     # ---------------------------------------------------------------------------------------- calls
 
-    def __call__(self) -> dict[str, Any]:
+    def __call__(self, *feeds: Any) -> dict[str, Any]:
         """Run and wait; the outputs by name, the same arrays each time.
 
-        Raises `UsageError` if it is closed, or in use by another thread.
+        Raises `UsageError` if it is closed, in use by another thread, or given feeds.
         """
+        if feeds:
+            raise UsageError("a bound call takes no feeds", hint="write them into the arrays that it was bound to")
         if self._busy.locked():
             self._check_idle()
         with self._busy:

@@ -364,7 +364,11 @@ def as_feed(name: str, value: Any, device: Device | None) -> Any:
     """The value as a numpy array, or unchanged if it is a device array; `FeedError` for anything else. No copies."""
     if isinstance(value, np.ndarray | np.generic):
         return np.asarray(value)
-    if is_device_array(value):
+    try:
+        on_device = is_device_array(value)
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # a tensor without memory: `meta`, sparse
+        raise FeedError(f"input `{name}` cannot be read: {error}", hint="pass an array on the host") from error
+    if on_device:
         if device is None:
             raise FeedError(
                 f"input `{name}` is a device array, expected a host array",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 import sys
 import threading
@@ -10,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
-from typing import Any, Literal, overload
+from typing import Any, Literal, get_overloads, overload
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from trt_engine.display import RichDisplay
 from trt_engine.engine import Engine, describe_io
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
+from trt_engine.public_function import check_call, public_method
 from trt_engine.runtime.batch_queue import InferenceFuture
 from trt_engine.runtime.batch_stats import BatchStats
 from trt_engine.runtime.batcher import Batcher
@@ -153,6 +155,7 @@ class InferenceEngine(ProcessBound, RichDisplay):
             replicas=self._replicas.stats() if self._replicas is not None else (),
         )
 
+    @public_method
     def is_captured(self, feeds: Any) -> bool:
         """Whether any context has a graph for feeds of these shapes."""
         pools = self._pools()
@@ -174,13 +177,17 @@ class InferenceEngine(ProcessBound, RichDisplay):
     def infer(self, feeds: Any, *, result: Literal[False] = False, on_device: bool = False) -> dict[str, Any]: ...
     @overload
     def infer(self, feeds: Any, *, result: Literal[True], on_device: bool = False) -> InferenceResult: ...
-    def infer(self, feeds: Any, *, result: bool = False, on_device: bool = False) -> dict[str, Any] | InferenceResult:
+    def infer(
+        self, feeds: Any = None, *more: Any, result: bool = False, on_device: bool = False, **unknown: Any
+    ) -> dict[str, Any] | InferenceResult:
         """The outputs by name for feeds by name, or for one array if the engine has one input.
 
         Feeds are numpy or DLPack arrays, on the host or on the engine's device; dtypes are never converted. With
         `on_device=True` the outputs are device arrays with DLPack. With `result=True` returns an `InferenceResult`, which
         holds any `TrtEngineError` instead of raising it.
         """
+        if more or unknown:  # here, where it costs nothing: a wrapper takes 0.4 us of 6
+            check_call("te.InferenceEngine.infer", _INFER, (self, feeds, *more), unknown)
         if result:
             return self._infer_result(feeds, on_device)
         return self._infer(feeds, False, on_device)
@@ -203,6 +210,7 @@ class InferenceEngine(ProcessBound, RichDisplay):
     def infer_async(
         self, feeds: Any, *, result: Literal[True], priority: int = 0, deadline_ms: float | None = None
     ) -> InferenceFuture[InferenceResult]: ...
+    @public_method
     def infer_async(
         self, feeds: Any, *, result: bool = False, priority: int = 0, deadline_ms: float | None = None
     ) -> InferenceFuture[Any]:
@@ -273,6 +281,7 @@ class InferenceEngine(ProcessBound, RichDisplay):
         future.add_done_callback(end)
         return future
 
+    @public_method
     def bind(self, inputs: Any, outputs: Any = None) -> BoundCall:
         """A call prepared on fixed memory: `call()` runs it, `call.enqueue(stream)` orders it on a stream without waiting.
 
@@ -303,6 +312,7 @@ class InferenceEngine(ProcessBound, RichDisplay):
         bound.engine = self.engine
         return bound
 
+    @public_method
     def warmup(
         self, runs: int = 1, *, batch: int | None = None, shapes: Mapping[str, Shape] | None = None, seed: int = 0
     ) -> None:
@@ -416,10 +426,18 @@ class InferenceEngine(ProcessBound, RichDisplay):
                     return feeds
             except (AttributeError, TypeError):  # not arrays: raised below
                 pass
-        arrays = self._as_arrays(feeds)
-        key = tuple([(name, *_feed_key(item)) for name, item in arrays.items()])
-        if key not in self._validated:
-            self._check(arrays)
+        try:
+            arrays = self._as_arrays(feeds)
+            key = tuple([(name, *_feed_key(item)) for name, item in arrays.items()])
+            if is_new := key not in self._validated:
+                self._check(arrays)
+        except FeedError:  # in the terms of the library that the array is of
+            given = feeds if isinstance(feeds, Mapping) else {self.inputs[0].name: feeds}
+            for spec in self.inputs:
+                if hasattr(given.get(spec.name), "dtype"):
+                    spec.check(given[spec.name])
+            raise
+        if is_new:
             if len(self._validated) >= _MAX_VALIDATED:
                 self._validated.clear()
             self._validated.add(key)
@@ -533,6 +551,10 @@ _REQUEST_CODES = {
     InferenceEngine._infer_result.__code__,
     InferenceEngine._submit.__code__,
 }
+
+
+_INFER = inspect.signature(get_overloads(InferenceEngine.infer)[0])
+InferenceEngine.infer.__signature__ = _INFER  # type: ignore[attr-defined]
 
 
 def _feed_key(array: Any) -> tuple[Any, ...]:

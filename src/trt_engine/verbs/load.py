@@ -175,8 +175,6 @@ def build_for_runtime(build: BuildConfig, runtime: RuntimeConfig) -> BuildConfig
 
 def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> RuntimeConfig:
     """`config` with the named settings in place; a device number is a CUDA device."""
-    if config is not None and not isinstance(config, RuntimeConfig):
-        raise UsageError(f"`config` is a {type(config).__name__}", hint="as `config=RuntimeConfig(contexts=2)`")
     batching = settings.get("batching")
     if batching is not None and not isinstance(batching, Batching):
         if not isinstance(batching, Mapping):

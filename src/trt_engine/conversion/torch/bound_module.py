@@ -357,7 +357,7 @@ def _name_inputs(
         if not given:
             raise UsageError(
                 f"the inputs are unknown; its forward takes ({', '.join(parameters) or 'tensors'})",
-                hint=" ".join(f"--input {text}" for text in suggest_inputs(loaded)),
+                hint=f"`{' '.join(f'--input {text}' for text in suggest_inputs(loaded))}`",
             )
     elif loaded.examples and all(item.name is not None for item in given):
         known = {item.name: item for item in loaded.examples}

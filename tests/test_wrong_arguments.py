@@ -1,0 +1,67 @@
+"""Arguments that do not fit: every public function, method and settings class refuses them in words of Python."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import onnx_models as models
+import trt_engine as te
+from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.public_function import _named_kinds
+
+CALLS = [name for name in te.__all__ if inspect.isfunction(getattr(te, name)) or name.endswith("Config")]
+CALLS.remove("log_to")  # it stands below what checks the others
+
+
+class Odd:
+    """No argument of anything."""
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_an_argument_of_a_foreign_type_is_refused_by_its_name(name: str) -> None:
+    call: Callable[..., Any] = getattr(te, name)
+    items = [item for item in inspect.signature(call).parameters.values() if "VAR" not in item.kind.name]
+    required = {item.name: "x" for item in items if item.default is item.empty and item.kind is item.KEYWORD_ONLY}
+    words = ["x" for item in items if item.default is item.empty and item.kind is not item.KEYWORD_ONLY]
+    checked = [item.name for item in items[len(words) :] if _named_kinds(str(item.annotation))]
+    assert checked or name in ("diff", "example", "migrate", "pack", "report", "validate")
+    for wrong in checked:
+        with pytest.raises(UsageError, match=f"`{wrong}` is an object of .*, expected ") as found:
+            call(*words, **required | {wrong: Odd()})
+        assert found.value.hint
+    with pytest.raises(UsageError, match=f"`te.{name}` has no argument `zzzzzz`"):
+        call(*words, **required, zzzzzz=1)
+
+
+WRONG: dict[str, tuple[Callable[[te.InferenceEngine, Any], object], str]] = {
+    "two arrays": (lambda runner, x: runner.infer(x, x), r"`te.InferenceEngine.infer`: too many positional arguments"),
+    "infer(out=)": (lambda runner, x: runner(x, out=x), r"`te.InferenceEngine.infer` has no argument `out`"),
+    "no feeds": (lambda runner, _: runner.infer_async(), r"infer_async`: missing a required argument: 'feeds'"),
+    "bind(name)": (lambda runner, x: runner.bind(x, {3: x}), r"unknown output `3`"),
+    "feeds of a call": (lambda runner, x: runner.bind(x)(x), r"a bound call takes no feeds"),
+    "shapes": (lambda runner, _: runner.warmup(shapes=7), r"`shapes` is 7, expected a mapping"),
+    "seed": (lambda runner, _: runner.warmup(seed=[None]), r"`seed` is a list of 1, expected a whole number"),
+    "positions": (lambda *_: te.BuildConfig(1, 2), r"`te.BuildConfig`: too many positional arguments"),
+    "another config": (lambda *_: te.bench("x", config=te.BuildConfig()), r"`config` is an object of .*BuildConfig"),
+    "labels": (
+        lambda runner, x: te.quantize(
+            runner.engine.path.with_name("net.onnx"), to="int8", calib_data=[(x, np.zeros(1))], out="q.onnx"
+        ),
+        r"item 0 is a tuple of 2, expected one array of numbers",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_a_call_that_does_not_fit_says_how_to_call(case: str, tmp_path: Path) -> None:
+    engine = te.build(models.conv_net(tmp_path / "net.onnx"), batch=(1, 2, 2), out=tmp_path / "net.engine.onnx")
+    call, message = WRONG[case]
+    with te.load(engine) as runner, pytest.raises(TrtEngineError, match=message) as found:
+        call(runner, np.zeros([abs(size) for size in runner.inputs[0].shape], np.float32))
+    assert found.value.hint
