@@ -17,6 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,11 @@ from common import Bench, each_model, parser
 from onnx import TensorProto, helper
 
 import trt_engine as te
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.streams import BatchPolicy
-from trt_engine.verbs.size.stream_worker import VideoRequest
-from trt_engine.verbs.size.video_run import Decoders, play_clips
+from trt_engine.runtime.cuda_graph_policy import graph_sizes
+from trt_engine.verbs.size.stream_worker import VideoRequest, WorkerRequest, warm_up
+from trt_engine.verbs.size.video_run import ClipPlayer, Decoders, OtherProcess, play_clips
 from trt_engine.video.decoder import PyAvDecoder, describe_clip, read_frames
 from trt_engine.video.device_frames import device_frames
 from trt_engine.vision.preprocess import Preprocessor
@@ -119,10 +122,13 @@ def measure(bench: Bench, name: str) -> bool:
         record["sources"] = [source | {"path": clip.name} for source in record["sources"]]
         bench.write(network=name, video=record, efficiency=efficiency, took_s=time.perf_counter() - started_s)
         parts = ", ".join(f"{part} {streams:.0f}" for part, streams in found.part_streams.items())
-        print(f"{name}, {clip.name}: {found.streams} cameras ({found.low} to {found.high}), limit {found.limit}, "
+        print(f"{name}, {clip.name}: {found.streams} cameras ({found.low} to {found.high}), {found.processes} processes, "
+              f"limit {found.limit}, "
               f"efficiency {efficiency:.2f}; {parts}", flush=True)  # fmt: skip
         if report.engine and bench.on_gpu:
-            with te.load(report.engine, device=args.device, contexts=policy.contexts) as runner:
+            sizes = graph_sizes(policy.max_batch)
+            with te.load(report.engine, device=args.device, contexts=policy.contexts, graphs=sizes) as runner:
+                warm_up(runner, sizes)
                 difference(bench, name, clip, runner)
                 copies(bench, name, clip, runner, found)
                 if args.hold:
@@ -168,9 +174,10 @@ def copies(bench: Bench, name: str, clip: Path, runner: Any, found: Any) -> None
     request = VideoRequest(found.policy, (described,), found.deadline_ms, found.late, 1.0)
     streams = max(1, found.streams // 10)
     with device_frames(runner.runner, vision_in(runner), [str(clip)]) as frames, Decoders(frames) as decoders:
-        play_clips(runner, vision_in(runner), request, streams, 0.5, seed=1, decoders=decoders)
+        player = ClipPlayer(runner, vision_in(runner), request, decoders)
+        play_clips(player, streams, 0.5, seed=1)
         with profile(activities=[ProfilerActivity.CUDA]) as profiled:
-            run = play_clips(runner, vision_in(runner), request, streams, 1.0, seed=2, decoders=decoders)
+            run = play_clips(player, streams, 1.0, seed=2)
             torch.cuda.synchronize()
     profiled.export_chrome_trace(str(trace))
     copied: Counter[str] = Counter()
@@ -192,7 +199,9 @@ def hold(bench: Bench, name: str, clip: Path, runner: Any, found: Any) -> None:
     """0.9 of the cameras for some time, with the memory of GPU and process every second."""
     streams, memory, ended = max(1, int(0.9 * found.streams)), [], threading.Event()
     request = VideoRequest(found.policy, (describe_clip(str(clip)),), found.deadline_ms, found.late, bench.args.hold)
-    vision = vision_in(runner)
+    vision, policy = vision_in(runner), found.policy
+    runtime = RuntimeConfig(contexts=policy.contexts, graphs=graph_sizes(policy.max_batch))
+    asked = WorkerRequest(str(runner.engine.path), runtime, 30, video=request)
 
     def watch() -> None:
         query = [
@@ -202,12 +211,18 @@ def hold(bench: Bench, name: str, clip: Path, runner: Any, found: Any) -> None:
         ]
         while not ended.wait(2.0):
             state = subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
-            memory.append((psutil.Process().memory_info().rss >> 20, state))
+            own = psutil.Process()
+            processes = [own, *own.children(recursive=True)]
+            memory.append((sum(one.memory_info().rss for one in processes) >> 20, state))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
-    with device_frames(runner.runner, vision, [str(clip)]) as frames, Decoders(frames) as decoders:
-        run = play_clips(runner, vision, request, streams, bench.args.hold, seed=1, decoders=decoders)
+    with device_frames(runner.runner, vision, [str(clip)]) as frames, Decoders(frames) as decoders, ExitStack() as held:
+        player = ClipPlayer(runner, vision, request, decoders)
+        others = [held.enter_context(closing(OtherProcess(asked))) for _ in range(found.processes - 1)]
+        for other in others:
+            other.answer()
+        run = play_clips(player, streams, bench.args.hold, seed=1, others=others)
     ended.set()
     watcher.join()
     bench.write(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -89,18 +90,22 @@ def test_a_package_is_captured_and_gives_the_same(store: te.Store, half: Path) -
 
 
 @pytest.mark.parametrize("graphs", [False, True])
-def test_arrays_of_the_caller_are_read_and_written_where_they_are(graphs: bool, store: te.Store, half: Path) -> None:
-    """Graphs are captured on them when they come again; those of before stay right."""
+def test_arrays_of_the_caller_are_read_and_written_where_they_are(
+    graphs: bool, store: te.Store, half: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Graphs are captured on them when they come again, in a thread that never ran; those of before stay right."""
     import torch
 
     engine = build(half, store)
     images = (np.load(VALIDATION)["images"][:64, None] / 255).astype(engine.signature.inputs[0].dtype)
     given = [torch.from_numpy(np.roll(images, at, 0)).cuda() for at in range(3)]
-    with te.load(engine) as plain, te.load(engine, graphs=graphs) as runner:
+    with te.load(engine) as plain, te.load(engine, graphs=graphs) as runner, ThreadPoolExecutor(1) as other:
         wanted = [plain.infer({"images": item.cpu().numpy()})["logits"] for item in given]
+        runner.infer({"images": given[0]}, on_device=True)
         for turn in (0, 1, 0, 0, 2, 1, 0, 2, 2, 1):
-            found = runner.infer({"images": given[turn]}, on_device=True)["logits"]
+            found = other.submit(runner.infer, {"images": given[turn]}, on_device=True).result()["logits"]
             assert np.array_equal(torch.from_dlpack(found).cpu().numpy(), wanted[turn])
+    assert "CUBLAS" not in capfd.readouterr().err
 
 
 def test_a_bottleneck_with_its_residual_is_computed_as_on_the_cpu(store: te.Store, tmp_path: Path) -> None:

@@ -1,6 +1,4 @@
-"""`size --video`: the search over measured runs, its interval and limit, and runs over real clips;
-and what `size` hands on to DeepStream.
-"""
+"""`size --video`: the search over measured runs, its interval and limit, and runs over real clips."""
 
 from __future__ import annotations
 
@@ -10,21 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from onnx import TensorProto, helper
 
 import trt_engine as te
-from onnx_models import FLOAT, node, save
 from trt_engine.cli.main import run
+from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.streams import BatchPolicy
+from trt_engine.errors import EngineError, TrtEngineError
 from trt_engine.records.infer import VideoSource
-from trt_engine.records.size import SizeReport
 from trt_engine.records.streams import VideoRun
-from trt_engine.reporting.results import result_text as summary_text
-from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT
-from trt_engine.verbs.size import video_run
-from trt_engine.verbs.size.run import size
-from trt_engine.verbs.size.stream_worker import VideoRequest
-from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
+from trt_engine.verbs.size import video_search
+from trt_engine.verbs.size.stream_worker import VideoRequest, WorkerRequest
+from trt_engine.vision.spec import vision_of
 
 PARTS = {"decoder": 4.0, "pre-processing": 2.0, "engine": 1.0, "post-processing": 0.5, "host": 0.5}
 
@@ -40,7 +34,7 @@ def made_run(streams: int, share: float, *, busy: float = 1.9, others: float = 0
 def found_by(capacity: int, start: int, late: float = 0.01) -> list[VideoRun]:
     """The search over cameras that are served up to `capacity`, and 30 % late above it."""
     return list(
-        video_run.search(
+        video_search.search(
             lambda streams, number: made_run(streams, 0.0 if streams <= capacity else 0.3), late, start=start
         )
     )
@@ -64,7 +58,7 @@ def test_a_number_that_fails_its_second_run_is_given_up() -> None:
         lucky = streams == 6 and seen.count(6) == 1
         return made_run(streams, 0.0 if streams <= 5 or lucky else 0.3)
 
-    runs = list(video_run.search(measure, 0.01, start=6))
+    runs = list(video_search.search(measure, 0.01, start=6))
     assert seen.count(6) == 2 and seen[-1] == 5 and seen.count(5) == 2 and runs[-1].streams == 5
 
 
@@ -80,8 +74,8 @@ class Simulated:
 
 
 def concluded(runs: list[VideoRun], monkeypatch: pytest.MonkeyPatch, **more: Any) -> Any:
-    monkeypatch.setattr(video_run, "core_count", lambda: 2)
-    return video_run.conclude(
+    monkeypatch.setattr(video_search, "core_count", lambda: 2)
+    return video_search.conclude(
         request(), runs, Simulated(), on_cpu=more.get("on_cpu", True), rates=more.get("rates", {})
     )  # type: ignore[arg-type]
 
@@ -150,6 +144,27 @@ def test_clips_play_as_cameras_and_the_answer_is_the_headline_and_the_last_line(
     assert capsys.readouterr().out.rstrip().splitlines()[-1].startswith("CAMERAS: 0 streams @25fps within 0.01 ms")
 
 
+def test_processes_share_the_cameras_and_one_that_dies_is_an_error(folder: Path) -> None:
+    from trt_engine.verbs.size import video_run  # with PyAV
+
+    engine = te.build("example/detector.onnx", batch=2, parity=False)
+    clip = VideoSource("example/clip.mp4", "h264", 320, 240, 25.0, 100)
+    asked = VideoRequest(BatchPolicy(2, 1.0, 1), (clip,), 1e4, 0.01, 0.2)
+    request = WorkerRequest(str(engine.path), RuntimeConfig(), 30, video=asked)
+    with te.load(engine) as runner, video_run.Decoders(None) as decoders, video_run.OtherProcess(request) as other:
+        other.answer()
+        vision = vision_of(engine)
+        assert vision is not None
+        player = video_run.ClipPlayer(runner, vision, asked, decoders)
+        run = video_run.play_clips(player, 5, 0.2, seed=0, others=[other])
+        assert (run.streams, run.frames, run.late) == (5, 25, 0)
+        other.send("no clips")
+        with pytest.raises(TrtEngineError, match="AttributeError"):
+            other.answer()
+        with pytest.raises(EngineError, match="a process that played cameras ended by exit code 0"):
+            video_run.play_clips(player, 2, 0.2, seed=0, others=[other])
+
+
 def test_what_the_clips_state_and_cameras_that_cannot_be_tried_are_refused(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -164,49 +179,3 @@ def test_what_the_clips_state_and_cameras_that_cannot_be_tried_are_refused(
         assert run(["size", "example/detector.onnx", *QUICK, *arguments, "-o", "out"]) == 2
         assert message in capsys.readouterr().err
     assert not (folder / "out").exists()
-
-
-def sized(model: Path, out: Path, **values: Any) -> SizeReport:
-    return size(model, out=out, start_batch=1, max_batch=1, duration_s=0.02, warmup_s=0.0, **values)
-
-
-def classifier(path: Path, image: list[int | str]) -> Path:
-    """[batch, ...] to [batch, channels]: the mean of each channel."""
-    return save(
-        path,
-        [node("ReduceMean", "images axes", "scores", keepdims=0)],
-        {"images": (FLOAT, ["batch", *image])},
-        {"scores": (FLOAT, ["batch", image[0]])},
-        {"axes": helper.make_tensor("axes", TensorProto.INT64, [2], [2, 3])},
-    )
-
-
-def test_the_block_for_nvinfer_is_of_the_engine_that_was_measured_and_of_what_the_model_declares(
-    tmp_path: Path,
-) -> None:
-    path = classifier(tmp_path / "net.onnx", [1, "height", "width"])
-    declare(path, Vision(Preprocess((16, 24), resize="stretch", channels="L"), Postprocess("classify")), path)
-    report = sized(path, tmp_path / "out", shapes={"images": (1, 1, 16, 24)})
-    expected = {"infer-dims": "1;16;24", "model-color-format": "2", "maintain-aspect-ratio": "0"}
-    assert {name: report.nvinfer.get(name) for name in expected} == expected
-    assert "symmetric-padding" not in report.nvinfer and not report.nvinfer_notes
-
-
-def test_what_is_not_known_of_the_keys_is_said_wherever_they_are_shown(make_model: Any, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    report = sized(make_model(), out)
-    told = "the model declares no pre-processing"
-    kept = json.loads((out / "size.json").read_text())
-    assert told in "\n".join(kept["nvinfer_notes"]) and "net-scale-factor" not in kept["nvinfer"]
-    assert f"# {told}" in summary_text(report).splitlines() or f"\n# {told}" in summary_text(report)
-    assert "[property]" in summary_text(report).splitlines(), "a block to paste"
-    assert f"# {told}" in (out / "report.md").read_text() and told in (out / "report.html").read_text()
-
-
-def test_the_count_of_a_model_without_pictures_says_what_a_stream_is_then(tmp_path: Path) -> None:
-    path = tmp_path / "tokens.onnx"
-    save(path, [node("Relu", "x", "y")], {"x": (FLOAT, ["batch", 7])}, {"y": (FLOAT, ["batch", 7])})
-    report = sized(path, tmp_path / "out")
-    assert report.nvinfer == {} and NO_IMAGE_INPUT in report.notes
-    assert NO_IMAGE_INPUT in summary_text(report) and "[property]" not in summary_text(report)
-    assert "[property]" not in (tmp_path / "out" / "report.html").read_text()

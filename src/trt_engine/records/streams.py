@@ -258,6 +258,8 @@ class VideoCapacity:
     limit_reason: str
     part_streams: dict[str, float]
     """Part -> streams that all cores would carry with this part alone. On a GPU: that its decoders, preparation, engine and
-    copies of outputs each carry alone, measured, and what one core carries of the rest, which is in Python."""
+    copies of outputs each carry alone, measured, and what one core of each process carries of the rest, in Python."""
     runs: tuple[VideoRun, ...]
     """In the order measured."""
+    processes: int = 1
+    """That share the cameras, each with the engine: more than one where Python's lock would be a GPU's limit."""

@@ -210,7 +210,7 @@ def _camera_facts(video: VideoCapacity, nearest: VideoRun) -> Block:
         ("limit", f"{video.limit}: {video.limit_reason}"),
         ("latency", f"{latency}, from a frame's arrival to its decoded result"),
         ("worst source", f"{100 * nearest.worst_share:.2g} % late or dropped"),
-        ("policy", str(video.policy)),
+        ("policy", f"{video.policy}{f', in each of {video.processes} processes' if video.processes > 1 else ''}"),
         ("crops", f"{nearest.crops:.1f} of a frame, by the second model" if nearest.crops else None),
     )
 

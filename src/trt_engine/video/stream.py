@@ -159,14 +159,14 @@ class VideoStream:
                     if self._wait_until(due_s):
                         return
                 else:
-                    due_s = time.perf_counter()
+                    due_s = self._start_s + first_s + last_s if self.settings.paced else time.perf_counter()
                 with self.times.timed("decoder"):
                     frames = decoder.decode(packet)
                 self.damaged = before + decoder.damaged
                 interval_s = 1 / decoder.info.fps
                 for place, frame in enumerate(frames):
-                    if packet is None and self.settings.paced:  # a camera would send them one by one
-                        due_s = self._start_s + first_s + last_s + (place + 1) * interval_s
+                    if self.settings.paced and (place or packet is None):
+                        due_s += interval_s  # held back for their order: a camera would send them one by one
                         if self._wait_until(due_s):
                             return
                     self._take(frame, first_s + frame.time_s, due_s, interval_s)

@@ -231,6 +231,8 @@ class InductorContext(CheckedContext):
             for shape in (shapes[spec.name],)
         }
         inputs = [tensors.pop(spec.name) for spec in self._owner.signature.inputs]
+        with torch.cuda.device(self._owner.device.name):
+            torch.cuda.current_blas_handle()  # this thread's: while a graph is captured none can be made
 
         def launch() -> None:
             self._launch_on(stream, inputs, tensors)

@@ -14,7 +14,7 @@ from trt_engine.errors import UsageError
 from trt_engine.records.bench import BenchRecord
 from trt_engine.records.streams import CurvePoint, FrameMemory, StreamCapacity, VideoCapacity
 from trt_engine.runtime.cuda_graph_policy import graph_sizes
-from trt_engine.verbs.size import curve, stream_capacity, video_run
+from trt_engine.verbs.size import curve, stream_capacity, video_search
 from trt_engine.verbs.size.output_layout import output_layout
 from trt_engine.verbs.size.size_plan import SizeJob, accepts_batch
 from trt_engine.verbs.size.stream_worker import VideoMessage, VideoRequest, WorkerRequest
@@ -66,11 +66,16 @@ def find_cameras(job: SizeJob, engine: Engine, simulated: StreamCapacity) -> Vid
     request = VideoRequest(
         simulated.policy, job.clips, config.deadline_ms, config.allowed_late, config.duration_s, second, config.crops
     )
-    runtime = dataclasses.replace(job.runtime, contexts=request.policy.contexts, batching=None, graphs=False)
+    graphs: tuple[int, ...] | bool = False
+    if curve.uses_graphs(job.runtime, job.build.device):
+        graphs = _graph_sizes(job, engine, (1, request.policy.max_batch))
+    runtime = dataclasses.replace(job.runtime, contexts=request.policy.contexts, batching=None, graphs=graphs)
     driven = curve.call_worker(WorkerRequest(str(engine.path), runtime, log.getEffectiveLevel(), video=request))
     assert isinstance(driven, VideoMessage)
     on_cpu = parse_device(job.build.device)[0] == "cpu"
-    return video_run.conclude(request, driven.runs, simulated, on_cpu=on_cpu, rates=driven.rates)
+    return video_search.conclude(
+        request, driven.runs, simulated, on_cpu=on_cpu, rates=driven.rates, processes=driven.processes
+    )
 
 
 def _measured_curve(

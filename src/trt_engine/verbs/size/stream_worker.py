@@ -117,6 +117,8 @@ class VideoMessage(msgspec.Struct, tag="video"):
     runs: tuple[VideoRun, ...]
     rates: dict[str, float]
     """Frames/s of the parts alone, on a GPU."""
+    processes: int
+    """How many played the cameras."""
 
 
 Message = LogMessage | CurveMessage | DriveMessage | VideoMessage | ErrorMessage
@@ -235,7 +237,7 @@ def _answer(request: WorkerRequest) -> CurveMessage | DriveMessage | VideoMessag
         if request.video is not None:
             from trt_engine.verbs.size import video_run  # with PyAV
 
-            return VideoMessage(*video_run.measure_clips(engine, request.video))
+            return VideoMessage(*video_run.measure_clips(engine, request))
         assert request.drive is not None
         return drive(engine.runner, request.drive)
 

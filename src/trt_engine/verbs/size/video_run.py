@@ -1,50 +1,50 @@
 """Plays clips as cameras through the whole path, in the child process of `size --video`: packets at their times, decoded,
-prepared, inferred in batches, decoded to results. On a GPU each part is measured alone before.
-
-The largest number of cameras is found by such runs: doubled, bisected, measured again.
-"""
+prepared, inferred in batches, decoded to results. On a GPU each part is measured alone before, and where Python's lock
+stands in the way of what the GPU carries, the cameras are played by several processes."""
 
 from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, nullcontext, suppress
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import cycle, islice
+from itertools import cycle, islice, pairwise
+from multiprocessing.connection import Connection
 from pathlib import Path
-from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import psutil
 
+from trt_engine import errors
+from trt_engine.closing import Closing
 from trt_engine.config.runtime import Batching
 from trt_engine.device.info import core_count
-from trt_engine.errors import UsageError
-from trt_engine.format import format_percent
+from trt_engine.errors import EngineError, UsageError
 from trt_engine.protocols import RunnerBase
-from trt_engine.records.streams import StreamCapacity, VideoCapacity, VideoLimit, VideoRun
+from trt_engine.records.infer import VideoSource
+from trt_engine.records.streams import VideoRun
 from trt_engine.reporting.tables import plural
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.verbs.load import load
-from trt_engine.verbs.size.capacity import CONFIDENCE
-from trt_engine.verbs.size.stream_worker import VideoRequest
+from trt_engine.verbs.size.stream_worker import INTERRUPTED, VideoRequest, WorkerRequest, warm_up
+from trt_engine.verbs.size.video_search import largest_passed, search
 from trt_engine.video.decoder import Decoder, PyAvDecoder, VideoError, read_frames
 from trt_engine.video.device_frames import DeviceFrames, device_frames
 from trt_engine.video.nvdec import Surface
 from trt_engine.video.pipeline import CROP_PARTS, PARTS, CropStage, FramePipeline, FrameResult
 from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.spec import Vision, vision_of
-
-if TYPE_CHECKING:
-    from trt_engine.verbs.size.stream_worker import VideoRequest
+from trt_engine.workers.crash import exit_name, restore_error
+from trt_engine.workers.messages import ErrorMessage, error_message
 
 log = logging.getLogger("trt_engine.verbs.size.video_run")
 
@@ -63,23 +63,18 @@ _SPAN_S = 1.0
 _PLAYABLE = "a clip that a player can play to its end"
 
 
-def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple[VideoRun, ...], dict[str, float]]:
-    """All runs of the search for the largest number of cameras, and with a GPU the frames/s of its parts alone."""
-    vision = vision_of(engine.engine)
-    assert vision is not None  # checked before the build
-    engine.warmup(2, batch=request.policy.max_batch)
+def measure_clips(
+    engine: InferenceEngine, request: WorkerRequest
+) -> tuple[tuple[VideoRun, ...], dict[str, float], int]:
+    """All runs of the search for the largest number of cameras, with a GPU the frames/s of its parts alone, and how many
+    processes played the cameras of each run."""
+    video = request.video
+    assert video is not None
     cores = core_count()
-    fps = sum(clip.fps for clip in request.clips) / len(request.clips)
-    with (
-        device_frames(engine.runner, vision, [clip.path for clip in request.clips]) as frames,
-        Decoders(frames) as opened,
-        nullcontext() if request.then is None else load(Path(request.then), verify=False) as second,
-    ):
-        if second is not None:
-            second.warmup(2, batch=request.crops)
-        rates = {} if frames is None else part_rates(engine.runner, frames, request)
-        play = partial(play_clips, engine, vision, request, decoders=opened, second=second)
-        first = play(1, min(_FIRST_RUN_S, request.duration_s), seed=0)
+    fps = sum(clip.fps for clip in video.clips) / len(video.clips)
+    with _opened_player(engine, video) as player:
+        rates = {} if player.frames is None else part_rates(engine.runner, player.frames, video)
+        first = play_clips(player, 1, min(_FIRST_RUN_S, video.duration_s), seed=0)
         carried = cores * 1e3 / max(1e-3, first.cpu_ms * fps)
         log.info(
             "one camera takes %.1f ms of CPU time for a frame: %d cameras at most on %d cores",
@@ -89,12 +84,44 @@ def measure_clips(engine: InferenceEngine, request: VideoRequest) -> tuple[tuple
             log.info("the %s alone: %.0f frames/s, %d cameras", part, rate, rate / fps)
             carried = min(carried, 1.6 * rate / fps)  # half of it is tried first, and it is measured, not estimated
 
-        def measure(streams: int, number: int) -> VideoRun:
-            run = play(streams, request.duration_s, seed=number)
-            log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
-            return run
+        def measured(start: float, *others: OtherProcess) -> tuple[VideoRun, ...]:
+            def measure(streams: int, number: int) -> VideoRun:
+                run = play_clips(player, streams, video.duration_s, seed=number, others=others)
+                log.info("run %d: %s, %.2f %% late or dropped", number, plural(streams, "camera"), 100 * run.late_share)
+                return run
 
-        return tuple(search(measure, request.late, start=max(1, int(carried / 2)))), rates
+            return tuple(search(measure, video.late, start=max(1, int(start))))
+
+        runs, count = measured(carried / 2), 1
+        alone = largest_passed(runs, video.late)
+        limit = min(rates.values(), default=0.0) / fps
+        if alone < 0.9 * limit:
+            count = min(max(1, cores // 2), math.ceil(limit / max(1, alone)))
+        if count > 1:
+            log.info("one process carries %d cameras, the GPU %.0f: %d processes share them", alone, limit, count)
+            with ExitStack() as held:
+                others = [held.enter_context(closing(OtherProcess(request))) for _ in range(count - 1)]
+                for other in others:
+                    other.answer()  # it is ready
+                shared = measured(min(0.8 * limit, max(1, alone) * count), *others)
+            if largest_passed(shared, video.late) > alone:
+                return shared, rates, count
+        return runs, rates, 1
+
+
+@contextmanager
+def _opened_player(engine: InferenceEngine, request: VideoRequest) -> Iterator[ClipPlayer]:
+    vision = vision_of(engine.engine)
+    assert vision is not None  # checked before the build
+    engine.warmup(2, batch=request.policy.max_batch)
+    with (
+        device_frames(engine.runner, vision, [clip.path for clip in request.clips]) as frames,
+        Decoders(frames) as opened,
+        nullcontext() if request.then is None else load(Path(request.then), verify=False) as second,
+    ):
+        if second is not None:
+            second.warmup(2, batch=request.crops)
+        yield ClipPlayer(engine, vision, request, opened, second)
 
 
 class Decoders(ExitStack):
@@ -143,79 +170,215 @@ class _Kept:
             self._decoder.rewind()
 
 
-def play_clips(
-    engine: InferenceEngine,
-    vision: Vision,
-    request: VideoRequest,
-    streams: int,
-    duration_s: float,
-    *,
-    seed: int,
-    decoders: Decoders,
-    second: InferenceEngine | None = None,
-) -> VideoRun:
-    """`streams` cameras for `duration_s`, each at a phase drawn with `seed`; `second` takes crops of their frames.
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """When the cameras of a run play, by `time.perf_counter`, which is the same for all processes of a machine."""
 
-    Raises `UsageError` for a clip that ends.
-    """
-    policy = request.policy
-    batching = Batching(
-        max_batch=policy.max_batch, max_wait_ms=policy.max_wait_ms, workers=policy.contexts,
-        max_rows_waiting=max(streams, 1) + policy.max_batch,
-    )  # fmt: skip
-    seen: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
-    crops: list[int] = []
+    begin_s: float
+    spread_s: float
+    """The sources start within this time."""
+    duration_s: float
+    """Length of the measured window, which follows."""
 
-    def note(source: int, frame: StreamFrame) -> None:
-        answered = frame.result is not None and not isinstance(frame.result, BaseException)
-        seen[source].append((frame.arrived_s, time.perf_counter() if answered else None))
-        if isinstance(frame.result, FrameResult):
-            crops.append(len(frame.result.crops))
+    @property
+    def from_s(self) -> float:
+        """Begin of the measured window."""
+        return self.begin_s + self.spread_s + _SETTLE_S
 
-    rng = np.random.default_rng([seed, streams])
-    settings = StreamSettings(paced=True, loop=True, newest_only=True)
-    clips = [request.clips[index % len(request.clips)] for index in range(streams)]
-    opened = decoders.open([clip.path for clip in clips])
-    then = None if second is None else CropStage(second.runner, resolve_spec(second.engine), request.crops)
-    with FramePipeline(engine.runner, vision, batching, frames=decoders.frames, then=then) as pipeline:
-        played = [
-            VideoStream(clip.path, pipeline, partial(note, index), settings, opener=opened[index].open)
-            for index, clip in enumerate(clips)
-        ]
-        begin_s = time.perf_counter() + _START_S
-        spread_s = min([_SPREAD_S, duration_s, *(clip.frames / clip.fps for clip in clips if clip.frames)])
-        started: list[VideoStream] = []
+    @property
+    def to_s(self) -> float:
+        """Its end."""
+        return self.from_s + self.duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one process measured of a run."""
+
+    rows: list[tuple[int, float, bool, bool, float]]
+    """By frame: camera, arrival in s from the begin of the window, whether answered, whether late, latency in s."""
+    spent: dict[str, float]
+    """CPU seconds of the window by part, of the process, and of the pools of ONNX Runtime."""
+    crops: list[int]
+    """By answered frame."""
+
+
+class ClipPlayer:
+    """The cameras of this process: an engine, and decoders that stay open."""
+
+    def __init__(
+        self, engine: InferenceEngine, vision: Vision, request: VideoRequest, decoders: Decoders,
+        second: InferenceEngine | None = None,
+    ) -> None:  # fmt: skip
+        """`second` takes crops of the frames."""
+        self._engine, self._vision, self.request, self._decoders, self._second = (
+            engine, vision, request, decoders, second,
+        )  # fmt: skip
+        self._clips: Sequence[VideoSource] = ()
+        self._opened: Sequence[_Kept] = ()
+
+    @property
+    def frames(self) -> DeviceFrames | None:
+        """Where frames are decoded on a GPU."""
+        return self._decoders.frames
+
+    def open(self, clips: Sequence[VideoSource]) -> None:
+        """Decoders of the next run's cameras. Raises `UsageError`."""
+        self._clips, self._opened = clips, self._decoders.open([clip.path for clip in clips])
+
+    def play(self, phases_s: Sequence[float], schedule: Schedule) -> Share:
+        """The cameras at their phases. Raises `UsageError` for a clip that ends."""
+        policy, second = self.request.policy, self._second
+        batching = Batching(
+            max_batch=policy.max_batch, max_wait_ms=policy.max_wait_ms, workers=policy.contexts,
+            max_rows_waiting=max(len(phases_s), 1) + policy.max_batch,
+        )  # fmt: skip
+        seen: dict[int, list[tuple[float, float | None]]] = defaultdict(list)
+        crops: list[int] = []
+
+        def note(source: int, frame: StreamFrame) -> None:
+            answered = frame.result is not None and not isinstance(frame.result, BaseException)
+            seen[source].append((frame.arrived_s, time.perf_counter() if answered else None))
+            if isinstance(frame.result, FrameResult):
+                crops.append(len(frame.result.crops))
+
+        settings = StreamSettings(paced=True, loop=True, newest_only=True)
+        then = None if second is None else CropStage(second.runner, resolve_spec(second.engine), self.request.crops)
+        with FramePipeline(self._engine.runner, self._vision, batching, frames=self.frames, then=then) as pipeline:
+            played = [
+                VideoStream(clip.path, pipeline, partial(note, index), settings, opener=self._opened[index].open)
+                for index, clip in enumerate(self._clips)
+            ]
+            started: list[VideoStream] = []
+            try:
+                for stream, phase_s in zip(played, phases_s, strict=True):
+                    started.append(stream.start(schedule.begin_s + phase_s))
+                _sleep_until(schedule.from_s)
+                before = _cpu_times(pipeline, played)
+                _sleep_until(schedule.to_s)
+                spent = {name: value - before[name] for name, value in _cpu_times(pipeline, played).items()}
+                _sleep_until(schedule.to_s + self.request.deadline_ms / 1e3 + 0.05)
+            finally:
+                for stream in started:
+                    stream.stop()
+                for stream in started:
+                    stream.join()
+        for stream in played:
+            if stream.error is not None:
+                raise UsageError(f"`{stream.source}`: {stream.error}", hint=_PLAYABLE)
+        late_s = self.request.deadline_ms / 1e3
+        rows = [
+            (source, float(arrived_s - schedule.from_s), ended_s is not None,
+             bool(ended_s is None or ended_s - arrived_s > late_s), 0.0 if ended_s is None else ended_s - arrived_s)
+            for source, clip in enumerate(self._clips)
+            for arrived_s, ended_s in [*seen[source], *_unseen(seen[source], 1 / clip.fps, schedule.to_s)]
+            if schedule.from_s <= arrived_s < schedule.to_s
+        ]  # fmt: skip
+        return Share(rows, spent, crops)
+
+
+class OtherProcess(Closing):
+    """A `ClipPlayer` in a process of its own, with its own engine, which ends with this one."""
+
+    def __init__(self, request: WorkerRequest) -> None:
+        """Its first `answer` comes when it is ready; then it takes clips to open, and phases and schedule to play."""
+        made = multiprocessing.get_context("spawn")
+        self._pipe, theirs = made.Pipe()
+        self._process = made.Process(target=_play_for_parent, args=(theirs, request), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, *given: Any) -> None:
+        """What it shall do next; it answers once."""
+        with suppress(OSError):  # it has ended: `answer` has the reason
+            self._pipe.send(given)
+
+    def answer(self) -> Any:
+        """Its answer. Raises its error, `EngineError` where it has ended."""
         try:
-            for stream, phase_s in zip(played, rng.uniform(0, spread_s, streams).tolist(), strict=True):
-                started.append(stream.start(begin_s + phase_s))
-            from_s = begin_s + spread_s + _SETTLE_S
-            time.sleep(max(0.0, from_s - time.perf_counter()))
-            before = _cpu_times(pipeline, played)
-            psutil.cpu_times_percent()  # counts from here
-            time.sleep(max(0.0, from_s + duration_s - time.perf_counter()))
-            spent = {name: value - before[name] for name, value in _cpu_times(pipeline, played).items()}
-            machine = psutil.cpu_times_percent()
-            to_s = time.perf_counter()
-            time.sleep(max(0.0, to_s + request.deadline_ms / 1e3 + 0.05 - time.perf_counter()))
-        finally:
-            for stream in started:
-                stream.stop()
-            for stream in started:
-                stream.join()
-    for stream in played:
-        if stream.error is not None:
-            raise UsageError(f"`{stream.source}`: {stream.error}", hint=_PLAYABLE)
-    late_s = request.deadline_ms / 1e3
+            answer = self._pipe.recv()
+        except (EOFError, OSError):
+            self._process.join()
+            raise EngineError(
+                f"a process that played cameras ended by {exit_name(self._process.exitcode or 0)}",
+                hint="`-v` shows its output; it may be out of memory",
+            ) from None
+        if isinstance(answer, ErrorMessage):
+            raise restore_error(answer.kind, answer.message, answer.hint)
+        return answer
+
+    def close(self) -> None:
+        """End the process, whatever it does. Idempotent."""
+        self._pipe.close()
+        self._process.terminate()
+        self._process.join()
+
+
+def _play_for_parent(pipe: Connection, request: WorkerRequest) -> None:
+    """Entry point of `OtherProcess`."""
+    errors.in_shell = True  # as written: the parent has the caller
+    try:
+        assert request.video is not None
+        with load(Path(request.engine), config=request.runtime, verify=False) as engine:
+            if isinstance(request.runtime.graphs, tuple):
+                warm_up(engine, request.runtime.graphs)
+            with _opened_player(engine, request.video) as player:
+                pipe.send(None)
+                while True:
+                    player.open(*pipe.recv())
+                    pipe.send(None)
+                    pipe.send(player.play(*pipe.recv()))
+    except EOFError:  # the parent needs it no more
+        pass
+    except BaseException as error:  # every error is reported
+        pipe.send(error_message(error, "with several processes", interrupted=INTERRUPTED, log_hint="`-v` shows more"))
+
+
+def play_clips(
+    player: ClipPlayer, streams: int, duration_s: float, *, seed: int, others: Sequence[OtherProcess] = ()
+) -> VideoRun:
+    """`streams` cameras for `duration_s`, each at a phase drawn with `seed`, shared with other processes.
+
+    Raises `UsageError` for a clip that ends, `EngineError` for a process that does.
+    """
+    clips = [player.request.clips[index % len(player.request.clips)] for index in range(streams)]
+    bounds = [streams * number // (len(others) + 1) for number in range(len(others) + 2)]
+    spans = [slice(*pair) for pair in pairwise(bounds)]
+    for other, span in zip(others, spans[1:], strict=True):
+        other.send(clips[span])
+    player.open(clips[spans[0]])
+    for other in others:
+        other.answer()
+    spread_s = min([_SPREAD_S, duration_s, *(clip.frames / clip.fps for clip in clips if clip.frames)])
+    schedule = Schedule(time.perf_counter() + _START_S, spread_s, duration_s)
+    phases_s = np.random.default_rng([seed, streams]).uniform(0, spread_s, streams).tolist()
+    for other, span in zip(others, spans[1:], strict=True):
+        other.send(phases_s[span], schedule)
+    busy: list[float] = []
+    watch = threading.Thread(target=lambda: busy.append(_busy_cores(schedule)), daemon=True)
+    watch.start()
+    shares = [player.play(phases_s[spans[0]], schedule), *(other.answer() for other in others)]
+    watch.join()
     rows = [
-        (source, float(arrived_s - from_s), ended_s is not None, bool(ended_s is None or ended_s - arrived_s > late_s),
-         0.0 if ended_s is None else ended_s - arrived_s)
-        for source, clip in enumerate(clips)
-        for arrived_s, ended_s in [*seen[source], *_unseen(seen[source], 1 / clip.fps, to_s)]
-        if from_s <= arrived_s < to_s
-    ]  # fmt: skip
-    all_cores = (100 - machine.idle - getattr(machine, "iowait", 0.0)) / 100 * (psutil.cpu_count() or 1)
-    record = _run_record(streams, rows, to_s - from_s, spent, all_cores)
+        (span.start + source, *rest) for span, share in zip(spans, shares, strict=True) for source, *rest in share.rows
+    ]
+    spent = {name: sum(share.spent[name] for share in shares) for name in shares[0].spent}
+    crops = [count for share in shares for count in share.crops]
+    record = _run_record(streams, rows, duration_s, spent, busy[0])
     return replace(record, crops=sum(crops) / max(1, len(crops)))
+
+
+def _busy_cores(schedule: Schedule) -> float:
+    """Cores of the machine that are busy in the measured window."""
+    _sleep_until(schedule.from_s)
+    psutil.cpu_times_percent()  # counts from here
+    _sleep_until(schedule.to_s)
+    machine = psutil.cpu_times_percent()
+    return float(100 - machine.idle - getattr(machine, "iowait", 0.0)) / 100 * (psutil.cpu_count() or 1)
+
+
+def _sleep_until(time_s: float) -> None:
+    time.sleep(max(0.0, time_s - time.perf_counter()))
 
 
 def _unseen(seen: list[tuple[float, float | None]], interval_s: float, to_s: float) -> list[tuple[float, None]]:
@@ -345,124 +508,3 @@ def _rate(calls: Sequence[Callable[[], int]]) -> float:
         if not isinstance(error, threading.BrokenBarrierError) or error is failures[-1]:
             raise error
     return sum(thread.result() for thread in threads)
-
-
-_MOST_STREAMS = 1024
-"""Each is a thread and a decoder."""
-_MOST_RUNS = 24
-_FINE = 0.03
-"""Numbers of streams closer than this are not distinguished."""
-_BUSY = 0.75
-"""Share of the cores from which on they are the limit: above it, frames queue for them."""
-_OTHERS = 0.2
-"""Cores that other programs use from which on they are named."""
-
-
-def search(measure: Callable[[int, int], VideoRun], late: float, *, start: int) -> Iterator[VideoRun]:
-    """The runs of `measure(streams, number)`, numbered from 1, that find the largest number of streams within `late`.
-
-    Doubled from `start`, or halved while that is too many, then bisected to one stream or 3 %; the number found is
-    measured again, and counts by all its frames.
-    """
-    runs: dict[int, list[VideoRun]] = defaultdict(list)
-    number = 0
-    while number < _MOST_RUNS and (streams := _next_streams(runs, late, start)) is not None:
-        number += 1
-        run = measure(streams, number)
-        runs[streams].append(run)
-        yield run
-
-
-def _next_streams(runs: Mapping[int, Sequence[VideoRun]], late: float, start: int) -> int | None:
-    """The number to measure next; None where it is found."""
-    if not runs:
-        return min(start, _MOST_STREAMS)
-    passed, failed = _bracket(runs, late)
-    if failed is None:
-        return 2 * passed if 2 * passed <= _MOST_STREAMS else None
-    if failed - passed > max(1, round(_FINE * passed)):
-        return max(1, failed // 2) if not passed else (passed + failed) // 2
-    return passed if passed and len(runs[passed]) < 2 else None
-
-
-def _bracket(runs: Mapping[int, Sequence[VideoRun]], late: float) -> tuple[int, int | None]:
-    """The largest number within `late`, 0 for none, and the smallest above it that is not."""
-    shares = {streams: pooled_share(found) for streams, found in runs.items()}
-    failed = min((streams for streams, share in shares.items() if share > late), default=None)
-    passed = max((s for s, share in shares.items() if share <= late and (failed is None or s < failed)), default=0)
-    return passed, failed
-
-
-def pooled_share(runs: Iterable[VideoRun]) -> float:
-    """Late and dropped frames over all frames of the runs."""
-    found = list(runs)
-    return sum(run.late + run.dropped for run in found) / max(1, sum(run.frames for run in found))
-
-
-def conclude(
-    request: VideoRequest,
-    runs: Sequence[VideoRun],
-    simulated: StreamCapacity,
-    *,
-    on_cpu: bool,
-    rates: Mapping[str, float],
-) -> VideoCapacity:
-    """The answer of measured runs: the number, its interval, its limit. `rates` are the frames/s of a GPU's parts alone."""
-    by_streams: dict[int, list[VideoRun]] = defaultdict(list)
-    for run in runs:
-        by_streams[run.streams].append(run)
-    streams, failed = _bracket(by_streams, request.late)
-    spans = {number: _share_interval(found) for number, found in by_streams.items()}
-    certain = [number for number, (_, most) in spans.items() if most <= request.late and number <= streams]
-    beyond = [number for number, (least, _) in spans.items() if least > request.late and number > streams]
-    cores = core_count()
-    nearest = by_streams[streams or min(by_streams)][-1]
-    fps = fmean(clip.fps for clip in request.clips)
-    part_streams = {name: cores * 1e3 / (fps * cpu_ms) for name, cpu_ms in nearest.parts.items() if cpu_ms > 0}
-    if rates:  # the CPU serves the GPU's parts; its own run in Python, one thread at a time
-        part_streams = {name: streams / cores for name, streams in part_streams.items() if name not in rates}
-        part_streams = {name: rate / fps for name, rate in rates.items()} | part_streams
-    elif not on_cpu:
-        part_streams["engine"] = min(part_streams.get("engine", math.inf), simulated.upper_bound)
-    limit, reason = _limit(nearest, part_streams, cores, failed, rates)
-    return VideoCapacity(
-        sources=request.clips,
-        deadline_ms=request.deadline_ms,
-        late=request.late,
-        streams=streams,
-        low=max(certain, default=0),
-        high=max(streams, min(beyond) - 1 if beyond else (max(by_streams) if failed else streams)),
-        confidence=CONFIDENCE,
-        policy=request.policy,
-        cores=cores,
-        limit=limit,
-        limit_reason=reason,
-        part_streams=part_streams,
-        runs=tuple(runs),
-    )
-
-
-def _share_interval(runs: Sequence[VideoRun]) -> tuple[float, float]:
-    """Interval of the late share: seconds as samples, since late frames come together (Student's t is close to normal
-    for ten and more). One more late second stands for what a few seconds cannot show."""
-    blocks = [share for run in runs for share in run.late_blocks]
-    mean = fmean(blocks) if blocks else 1.0
-    width = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2) * (stdev(blocks) if len(blocks) > 1 else 1.0)
-    return mean - width / math.sqrt(max(1, len(blocks))), mean + width / math.sqrt(max(1, len(blocks)))
-
-
-def _limit(
-    run: VideoRun, part_streams: Mapping[str, float], cores: int, failed: int | None, rates: Mapping[str, float]
-) -> tuple[VideoLimit, str]:
-    others = f", {run.other_cores:.1f} with other programs" if run.other_cores >= _OTHERS else ""
-    used = f"{run.busy_cores:.1f} of {cores} cores are busy with {plural(run.streams, 'camera')}{others}"
-    if failed is None:
-        return "none", f"the search ended at {plural(run.streams, 'camera')}; {used}"
-    least = min(part_streams, key=part_streams.__getitem__)
-    if least in rates:
-        share = f"the {least} alone carries {part_streams[least]:.0f}"
-    else:
-        share = f"{format_percent(run.parts.get(least, 0.0) / run.cpu_ms)} of that time in the {least}"
-    if run.busy_cores >= _BUSY * cores or part_streams[least] < 1.1 * run.streams:
-        return least, f"{used}, {share}"  # type: ignore[return-value]
-    return "deadline", f"{used}, {share}: frames are late, not unserved"
