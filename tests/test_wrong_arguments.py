@@ -13,7 +13,7 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from trt_engine.errors import TrtEngineError, UsageError
-from trt_engine.public_function import _named_kinds
+from trt_engine.public_function import _named_kinds, check_call
 
 CALLS = [name for name in te.__all__ if inspect.isfunction(getattr(te, name)) or name.endswith("Config")]
 CALLS.remove("log_to")  # it stands below what checks the others
@@ -42,6 +42,7 @@ def test_an_argument_of_a_foreign_type_is_refused_by_its_name(name: str) -> None
 WRONG: dict[str, tuple[Callable[[te.InferenceEngine, Any], object], str]] = {
     "two arrays": (lambda runner, x: runner.infer(x, x), r"`te.InferenceEngine.infer`: too many positional arguments"),
     "infer(out=)": (lambda runner, x: runner(x, out=x), r"`te.InferenceEngine.infer` has no argument `out`"),
+    "open": (lambda *_: te.Engine.open(), r"missing a required argument: 'path'\nhint: `te.Engine.open\(path\)`"),
     "no feeds": (lambda runner, _: runner.infer_async(), r"infer_async`: missing a required argument: 'feeds'"),
     "bind(name)": (lambda runner, x: runner.bind(x, {3: x}), r"unknown output `3`"),
     "feeds of a call": (lambda runner, x: runner.bind(x)(x), r"a bound call takes no feeds"),
@@ -56,6 +57,18 @@ WRONG: dict[str, tuple[Callable[[te.InferenceEngine, Any], object], str]] = {
         r"item 0 is a tuple of 2, expected one array of numbers",
     ),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value"),
+    [("Mapping[str, Any] | Sequence[str] | None", ["a=1"]), ("Mapping[str, object] | Iterable[str]", iter("a")),
+     ("str | Mapping[str, Sequence[int]]", {"x": [1]}), ("str | Sequence[float]", np.array([50.0, 99.0]))],
+)  # fmt: skip
+def test_each_type_of_an_annotation_is_taken(annotation: str, value: object) -> None:
+    parameter = inspect.Parameter("value", inspect.Parameter.POSITIONAL_ONLY, annotation=annotation)
+    check_call("te.f", inspect.Signature([parameter]), (value,), {})
+    with pytest.raises(UsageError, match="`value` is 7, expected"):
+        check_call("te.f", inspect.Signature([parameter]), (7,), {})
 
 
 @pytest.mark.parametrize("case", WRONG)

@@ -10,7 +10,7 @@ import numbers
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -78,7 +78,7 @@ def check_call(label: str, shown: inspect.Signature, args: tuple[Any, ...], kwar
     try:
         given = shown.bind(*args, **kwargs).arguments
     except TypeError as error:
-        items = [item for name, item in shown.parameters.items() if "VAR" not in item.kind.name and name != "self"]
+        items = [shown.parameters[name] for name in shown.parameters if name in plain - {"self", "cls"}]
         words = [
             item.name if item.kind is item.POSITIONAL_OR_KEYWORD else f"{item.name}=..."
             for item in items
@@ -97,8 +97,8 @@ def check_call(label: str, shown: inspect.Signature, args: tuple[Any, ...], kwar
 
 _TYPES: dict[str, Any] = {
     "bool": None, "float": numbers.Real, "int": numbers.Integral, "str": str, "Literal": str, "Path": os.PathLike | str,
-    "Mapping": Mapping, "Tensors": Mapping, "Sequence": Sequence, "bytes": bytes, "PreprocessFunction": Callable,
-    "None": type(None),
+    "Mapping": Mapping, "Tensors": Mapping, "Sequence": Iterable, "Iterable": Iterable, "bytes": bytes,
+    "PreprocessFunction": Callable, "None": type(None),
 }  # fmt: skip
 _EXPECTED = {
     "bool": "`True` or `False`",
@@ -107,15 +107,17 @@ _EXPECTED = {
     "str": "text",
     "Literal": "text",
 }
-_EXPECTED |= {"Mapping": "a mapping", "Tensors": "arrays by name", "Sequence": "a list", "Path": "a path"}
-_EXPECTED |= {"PreprocessFunction": "a function", "bytes": "bytes"}
+_EXPECTED |= {"Mapping": "a mapping", "Tensors": "arrays by name", "Sequence": "a list"}
+_EXPECTED |= {"Iterable": "a list", "Path": "a path", "PreprocessFunction": "a function", "bytes": "bytes"}
 
 
 @functools.cache
 def _named_kinds(annotation: str) -> tuple[str, ...]:
     """The types of an annotation by name; none where one of them is not known here."""
     annotation = annotation.replace("VisionSource", "Vision | Preprocess | Path | str")
-    kinds = tuple(re.sub(r"\[.*\]", "", annotation).split(" | "))
+    while (plain := re.sub(r"\[[^][]*\]", "", annotation)) != annotation:  # from the innermost brackets on
+        annotation = plain
+    kinds = tuple(annotation.split(" | "))
     return kinds if all(kind in _TYPES or _CLASS.search(kind) for kind in kinds) else ()
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import pytest
 
 import trt_engine as te
 from trt_engine.cli.main import run
+from trt_engine.closing import Closing
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.streams import BatchPolicy
 from trt_engine.errors import EngineError, TrtEngineError
@@ -155,6 +159,9 @@ def test_processes_share_the_cameras_and_one_that_dies_is_an_error(folder: Path)
         other.answer()
         vision = vision_of(engine)
         assert vision is not None
+        other_clip = shutil.copy("example/clip.mp4", "other.mp4")
+        for names in (["example/clip.mp4", other_clip, "example/clip.mp4"], [other_clip, "example/clip.mp4"]):
+            assert [one.info.path for one in decoders.open(names)] == names  # a share begins with any of the clips
         player = video_run.ClipPlayer(runner, vision, asked, decoders)
         run = video_run.play_clips(player, 5, 0.2, seed=0, others=[other])
         assert (run.streams, run.frames, run.late) == (5, 25, 0)
@@ -163,6 +170,37 @@ def test_processes_share_the_cameras_and_one_that_dies_is_an_error(folder: Path)
             other.answer()
         with pytest.raises(EngineError, match="a process that played cameras ended by exit code 0"):
             video_run.play_clips(player, 2, 0.2, seed=0, others=[other])
+
+
+@pytest.mark.parametrize("carried", [0, 3])
+def test_processes_that_fail_leave_the_answer_of_one(carried: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    video_run = pytest.importorskip(
+        "trt_engine.verbs.size.video_run", reason="PyAV decodes clips", exc_type=ImportError
+    )
+    started: list[WorkerRequest] = []
+
+    class Failing(Closing):
+        def __init__(self, request: WorkerRequest) -> None:
+            started.append(request)
+
+        def answer(self) -> None:
+            raise EngineError("out of memory", hint="a smaller batch")
+
+        def close(self) -> None:
+            started.append(started[0])
+
+    def play(player: object, streams: int, *_: object, **__: object) -> VideoRun:
+        return made_run(streams, 0.0 if streams <= carried else 0.3)
+
+    monkeypatch.setattr(video_run, "OtherProcess", Failing)
+    monkeypatch.setattr(video_run, "core_count", lambda: 6)
+    monkeypatch.setattr(video_run, "_opened_player", lambda *_: nullcontext(SimpleNamespace(frames=True)))
+    monkeypatch.setattr(video_run, "part_rates", lambda *_: {"engine": 2500.0})
+    monkeypatch.setattr(video_run, "play_clips", play)
+    job = WorkerRequest("net.engine", RuntimeConfig(), 30, video=request())
+    runs, rates, count = video_run.measure_clips(SimpleNamespace(runner=None), job)
+    assert (video_search.largest_passed(runs, 0.01), rates, count) == (carried, {"engine": 2500.0}, 1)
+    assert len(started) == (4 if carried else 0), "two start and are ended, none where one camera is too many"
 
 
 def test_what_the_clips_state_and_cameras_that_cannot_be_tried_are_refused(

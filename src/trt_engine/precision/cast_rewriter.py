@@ -21,6 +21,7 @@ from trt_engine.records.precision import Fp32Node, Fp32ReasonCode, RangesReport
 
 _NORM_REASON = "part of a normalisation: squares and their root leave FP16's range and lose BF16's digits"
 _SUMS = ("Add", "Sub")
+_GUARDED = frozenset("Sqrt Pow Log Reciprocal Div".split())
 _BEHIND_ROOT = cast_rules.LAYOUT_OPS | frozenset("Add Sub Mul Div Max Min Clip Reciprocal".split())
 
 
@@ -97,7 +98,7 @@ class CastRewriter:
             return None
         if op.qualified_name in cast_rules.FP32_ONLY:
             return f"`{op.qualified_name}`: {cast_rules.FP32_ONLY[op.qualified_name]}"
-        if op.node.op_type.startswith("Scatter") and any(item.name == "reduction" for item in op.node.attribute):
+        if op.node.op_type.startswith("Scatter") and walk.attributes(op.node).get("reduction", b"none") != b"none":
             return "it adds up what meets in one place, for which ONNX Runtime's CPU provider has no 16-bit kernel"
         if op.signature is None:
             return f"the types `{op.qualified_name}` takes are not known"
@@ -143,9 +144,8 @@ class CastRewriter:
     def keep_constants(self) -> None:
         """Keep the readers of constants that the type cannot represent."""
         shrunk = 0
-        for _, tensor in cast_rules.fp32_tensors(
-            item for scope in self.main.all_scopes() for item in scope.tensors.values()
-        ):
+        tensors = (item for scope in self.main.all_scopes() for item in scope.tensors.values())
+        for _, tensor in cast_rules.fp32_tensors(tensors):
             if tensor.value is None:
                 continue
             facts = self.losses[tensor] = stored_tensors.cast_loss(
@@ -158,11 +158,8 @@ class CastRewriter:
             elif facts.underflowed:
                 shrunk += facts.underflowed
             for op, position in tensor.consumers:
-                if (
-                    op.node.op_type in cast_rules.QDQ
-                    and position == 1
-                    and facts.max_rel_error > cast_rules.MAX_SCALE_ERROR
-                ):
+                is_scale = op.node.op_type in cast_rules.QDQ and position == 1
+                if is_scale and facts.max_rel_error > cast_rules.MAX_SCALE_ERROR:
                     self.keep_node(op, "scale", f"its scale {facts.smallest:.3g} is too small for {self.to}")
         if shrunk:
             self.changes.notes.append(f"{shrunk} single weights are too small for {self.to} and became 0")
@@ -224,10 +221,7 @@ class CastRewriter:
                 for made in queue.popleft().outputs:
                     for user, _ in made.consumers if made is not None else ():
                         kind = user.node.op_type
-                        if user in met or (
-                            kind not in cast_rules.LAYOUT_OPS
-                            and kind not in ("Sqrt", "Pow", "Log", "Reciprocal", "Div")
-                        ):
+                        if user in met or kind not in cast_rules.LAYOUT_OPS | _GUARDED:
                             continue
                         met.add(user)
                         self.keep_node(user, "constant", f"reads what `{op.label}` guards with {facts.largest:.3g}")

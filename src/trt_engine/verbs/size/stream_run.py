@@ -121,6 +121,7 @@ def _measured_curve(
 
 def _graph_sizes(job: SizeJob, engine: Engine, batches: tuple[int, ...]) -> tuple[int, ...]:
     """Batch sizes to capture as CUDA graphs: those of the runtime's `graphs`, or up to the largest of `batches`."""
+    batches = tuple(size for size in batches if job.dynamic and accepts_batch(engine, size)) or batches[-1:]
     graphs, policy = job.runtime.graphs, job.config.policy
     if graphs is None or isinstance(graphs, bool):
         return graph_sizes(batches[-1], max_graphs=job.runtime.max_graphs) if len(batches) > 1 else batches

@@ -9,7 +9,7 @@ import math
 import multiprocessing
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, nullcontext, suppress
@@ -27,7 +27,7 @@ from trt_engine import errors
 from trt_engine.closing import Closing
 from trt_engine.config.runtime import Batching
 from trt_engine.device.info import core_count
-from trt_engine.errors import EngineError, UsageError
+from trt_engine.errors import EngineError, TrtEngineError, UsageError
 from trt_engine.protocols import RunnerBase
 from trt_engine.records.infer import VideoSource
 from trt_engine.records.streams import VideoRun
@@ -95,17 +95,20 @@ def measure_clips(
         runs, count = measured(carried / 2), 1
         alone = largest_passed(runs, video.late)
         limit = min(rates.values(), default=0.0) / fps
-        if alone < 0.9 * limit:
-            count = min(max(1, cores // 2), math.ceil(limit / max(1, alone)))
+        if 0 < alone < 0.9 * limit:  # where one camera is too many for a process, others are of no help
+            count = min(max(1, cores // 2), math.ceil(limit / alone))
         if count > 1:
             log.info("one process carries %d cameras, the GPU %.0f: %d processes share them", alone, limit, count)
-            with ExitStack() as held:
-                others = [held.enter_context(closing(OtherProcess(request))) for _ in range(count - 1)]
-                for other in others:
-                    other.answer()  # it is ready
-                shared = measured(min(0.8 * limit, max(1, alone) * count), *others)
-            if largest_passed(shared, video.late) > alone:
-                return shared, rates, count
+            try:
+                with ExitStack() as held:
+                    others = [held.enter_context(closing(OtherProcess(request))) for _ in range(count - 1)]
+                    for other in others:
+                        other.answer()  # it is ready
+                    shared = measured(min(0.8 * limit, alone * count), *others)
+                if largest_passed(shared, video.late) > alone:
+                    return shared, rates, count
+            except TrtEngineError as error:  # the engines may not fit together; what one process carries is measured
+                log.warning("the cameras are those of one process: of %d, one failed: %s", count, error.one_line)
         return runs, rates, 1
 
 
@@ -131,10 +134,10 @@ class Decoders(ExitStack):
         """Opened on the GPU of `frames`, or on the CPU."""
         super().__init__()
         self.frames = frames
-        self._opened: list[Decoder] = []
+        self._opened: dict[str, list[Decoder]] = defaultdict(list)
 
     def open(self, sources: Sequence[str]) -> list[_Kept]:
-        """Decoders at the start of these sources, of which an earlier call has had the first. Raises `UsageError`."""
+        """Decoders at the start of these sources, those of earlier calls first. Raises `UsageError`."""
         opener = PyAvDecoder if self.frames is None else self.frames.open
 
         def ready(source: str) -> Decoder:
@@ -147,9 +150,13 @@ class Decoders(ExitStack):
                 raise UsageError(f"`{source}`: {error}", hint=_PLAYABLE) from error
             return decoder
 
+        counts = Counter(sources)
+        new = [source for source in counts for _ in range(counts[source] - len(self._opened[source]))]
         with ThreadPoolExecutor(_OPENERS) as pool:
-            self._opened.extend(pool.map(ready, sources[len(self._opened) :]))
-        return [_Kept(decoder) for decoder in self._opened[: len(sources)]]
+            for source, decoder in zip(new, pool.map(ready, new), strict=True):
+                self._opened[source].append(decoder)
+        left = {source: iter(self._opened[source]) for source in counts}
+        return [_Kept(next(left[source])) for source in sources]
 
 
 class _Kept:
@@ -211,16 +218,12 @@ class ClipPlayer:
         second: InferenceEngine | None = None,
     ) -> None:  # fmt: skip
         """`second` takes crops of the frames."""
-        self._engine, self._vision, self.request, self._decoders, self._second = (
-            engine, vision, request, decoders, second,
-        )  # fmt: skip
+        self._engine, self._vision, self._decoders, self._second = engine, vision, decoders, second
+        self.request = request
+        self.frames = decoders.frames
+        """Where frames are decoded on a GPU."""
         self._clips: Sequence[VideoSource] = ()
         self._opened: Sequence[_Kept] = ()
-
-    @property
-    def frames(self) -> DeviceFrames | None:
-        """Where frames are decoded on a GPU."""
-        return self._decoders.frames
 
     def open(self, clips: Sequence[VideoSource]) -> None:
         """Decoders of the next run's cameras. Raises `UsageError`."""
