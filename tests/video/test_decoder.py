@@ -98,6 +98,8 @@ def test_what_is_no_video_is_refused_with_the_reason(data: bytes | str | None, r
 
 
 def test_frames_of_too_many_pixels_are_refused_also_behind_small_ones(tmp_path: Path, monkeypatch: Any) -> None:
+    with closing(PyAvDecoder(str(clips.write_clip(tmp_path / "8k.mp4", size=(8192, 4320), frames=1)))) as opened:
+        assert opened.info.width == 8192, "the largest common size opens"
     small, large = (clips.write_clip(tmp_path / f"{w}.h264", size=(w, w)).read_bytes() for w in (64, 192))
     (tmp_path / "clip.h264").write_bytes(small + large)
     monkeypatch.setenv("TRT_ENGINE_MAX_IMAGE_PIXELS", str(3 * 64 * 64))

@@ -182,12 +182,12 @@ class PyAvDecoder(Closing):
             self._codec = self._stream.codec_context
             if self._codec is None:
                 raise VideoError("its codec has no decoder here")
-            most = IMAGE_PIXELS.value // 3  # a codec keeps up to 17 frames
+            most = IMAGE_PIXELS.value // 2  # a codec keeps up to 17 frames; 8K is 35 million
             self._codec.options = {"max_pixels": str(most)}  # a later frame may be larger than the first
             self._codec.thread_type = "AUTO" if self._threads > 1 else "NONE"
             self._codec.thread_count = self._threads
             if (pixels := self._codec.width * self._codec.height) > most:
-                raise VideoError(f"its frames have {pixels} pixels, more than a third of an image; {IMAGE_PIXELS.hint}")
+                raise VideoError(f"its frames have {pixels} pixels, more than half of an image; {IMAGE_PIXELS.hint}")
             self.info = self._read_info()
         except (av.FFmpegError, OSError, ValueError, MemoryError) as error:
             self.close()
