@@ -138,6 +138,8 @@ def test_outputs_of_another_shape_have_no_figure_and_fail_every_rule_about_outpu
 def test_engines_of_other_inputs_or_on_other_devices_are_refused(made: Made, engine: Engine, tmp_path: Path) -> None:
     with pytest.raises(errors.UsageError, match=r"has the inputs 'z', .* has 'x'"):
         run(engine, other_engine(tmp_path, rename="z"), **SHORT)
+    with pytest.raises(errors.UsageError, match=r"has the inputs 'z', .* has 'x'"):
+        run(engine, tmp_path / "other.onnx", **SHORT)
     with pytest.raises(errors.UsageError, match=r"device \(`cpu` against `fake:0`\).*protocol.clock"):
         run(engine, made("fake"), **SHORT)
 
@@ -149,7 +151,13 @@ def test_an_engine_that_does_not_take_the_others_input_is_named(engine: Engine, 
     ) as caught:
         run(engine, small, **SHORT)
     assert "--batch" in (caught.value.hint or "")
-    run(engine, write_model(tmp_path / "bare.onnx"), **SHORT)  # which is built at the profile of the engine
+    bare = write_model(tmp_path / "bare.onnx")
+    run(engine, bare, **SHORT)  # which is built at the profile of the engine
+    proto = onnx.load(bare)
+    for one in (*proto.graph.input, *proto.graph.output):
+        one.type.tensor_type.shape.dim[0].dim_value = 1
+    onnx.save(proto, bare)
+    run(bare, engine, **SHORT)  # of a fixed size, which the engine takes
 
 
 def detections(

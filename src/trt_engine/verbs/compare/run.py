@@ -136,21 +136,20 @@ def run(request: CompareRequest, *, named: Container[str] = (), command: str = "
 
 
 def _at_first_profile(request: CompareRequest) -> BuildConfig:
-    """Build settings of bare models: where no sizes are given, the profiles of the first engine."""
+    """Build settings of bare models: where no sizes are given, the profiles of the first engine if all models take them."""
     config, build = request.config, request.build
     engine = next((item for item in request.engines if not is_onnx_model(item)), None)
-    if (
-        engine is None
-        or build.profiles
-        or build.batch
-        or build.shapes
-        or config.batch
-        or config.shapes
-        or config.inputs
-    ):
+    if engine is None or any((build.profiles, build.batch, build.shapes, config.batch, config.shapes, config.inputs)):
         return build
     first = engine if isinstance(engine, Engine) else Engine.open(engine)
-    return dataclasses.replace(build, profiles=first.passport.profiles)
+    found = dataclasses.replace(build, profiles=first.passport.profiles)
+    try:
+        for model in request.engines:
+            if not isinstance(model, Engine) and is_onnx_model(model):
+                found.resolve(open_model(model).signature)
+    except TrtEngineError:  # of fixed sizes, or another model: compared where both can run, or refused as such
+        return build
+    return found
 
 
 def _artifact_paths(request: CompareRequest) -> dict[str, str]:
