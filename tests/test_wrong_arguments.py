@@ -78,3 +78,4 @@ def test_a_call_that_does_not_fit_says_how_to_call(case: str, tmp_path: Path) ->
     with te.load(engine) as runner, pytest.raises(TrtEngineError, match=message) as found:
         call(runner, np.zeros([abs(size) for size in runner.inputs[0].shape], np.float32))
     assert found.value.hint
+    assert not isinstance(found.value.__context__, TypeError) or found.value.__suppress_context__

@@ -1,4 +1,4 @@
-"""`Model`: an ONNX file with its graph, digest, signature and external data."""
+"""`Model`: an ONNX file with its graph, digest, signature and external data; the reports that stand for one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from trt_engine.display import RichDisplay
+from trt_engine.errors import UsageError
 from trt_engine.tensors import Signature
 
 if TYPE_CHECKING:
@@ -78,3 +80,15 @@ class Model:
     def name(self) -> str:
         """The file's name without `.onnx`."""
         return self.path.stem
+
+
+class WrittenModel(RichDisplay):
+    """Base class of reports of a written model, which stand for its path: `te.build(te.convert(...))`."""
+
+    __slots__ = ()
+    out: str | None
+
+    def __fspath__(self) -> str:
+        if self.out is None:
+            raise UsageError(f"this {type(self).__name__} wrote no model", hint="run it without `dry_run=True`")
+        return self.out

@@ -63,7 +63,10 @@ def public_method(function: F) -> F:
         try:
             return function(*args, **kwargs)
         except (TypeError, AttributeError, ValueError):
-            check_call(label, shown, args, kwargs)
+            try:
+                check_call(label, shown, args, kwargs)
+            except UsageError as error:
+                raise error from None  # the cause is the same fault in Python's words
             raise
 
     return call  # type: ignore[return-value]
@@ -172,7 +175,7 @@ _SETTING = re.compile(
 )
 
 
-_ANY_MODEL = "Path | str | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram"
+_ANY_MODEL = "os.PathLike | str | bytes | BinaryIO | onnx.ModelProto | torch.nn.Module | torch.export.ExportedProgram"
 """`verbs.given_model.AnyModel`, as help shows it."""
 
 

@@ -182,6 +182,11 @@ def test_the_reader_of_stdout_leaving_is_no_error(capfd: pytest.CaptureFixture[s
         (["fails", "x", "--batch"], "option `--batch` requires an argument", "`trt-engine fails --help`"),
         (["fails", "x", "y"], "got unexpected extra argument (y)", "`trt-engine fails --help`"),
         (
+            ["example", "ex"],
+            "got unexpected extra argument (ex)",
+            "an output is named by an option, `-o ex` or `--outdir ex`: `trt-engine example --help`",
+        ),
+        (
             ["cache", "--dry-run"],
             "`trt-engine cache` has no option `--dry-run`",
             "options come after the action: `trt-engine cache prune --dry-run`",

@@ -96,7 +96,7 @@ def test_an_engine_that_fails_has_its_document_its_error_and_its_exit_code(run: 
     [
         (("validate",), 2, "missing argument `ENGINE`"),
         (("validate", "none.engine"), 4, "no such file"),
-        (("validate", "net.onnx"), 10, "has no passport"),
+        (("validate", "net.onnx"), 10, "is a model, expected an engine"),
         (("validate", "net.fake", "-O", "compute_capability=12.0"), 10, "the device here has 12.0"),
         (("validate", "net.fake", "-O", "memroy=1"), 2, "unknown setting `memroy`"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import random
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.errors import UsageError
+from trt_engine.errors import EngineError, UsageError
 
 BATCH = (1, 2, 4)
 SHORT: dict[str, Any] = {"duration_s": 0.02, "iterations": 2, "warmup_s": 0}
@@ -87,6 +88,25 @@ def test_a_model_in_memory_is_taken_where_it_is_needed_for_the_call_alone(
     given = IN_MEMORY[kind](model)
     with given if kind == "open file" else contextlib.nullcontext():
         ACCEPT[function](given, tmp_path)
+
+
+@pytest.mark.parametrize("function", ["convert", "cast", "quantize"])
+def test_the_report_of_a_written_model_stands_for_it(function: str, model: Path, tmp_path: Path) -> None:
+    report: Any = ACCEPT[function](model, tmp_path)
+    assert te.inspect(report) == te.inspect(report.out)
+    with pytest.raises(UsageError, match="wrote no model"):
+        te.inspect(dataclasses.replace(report, out=None))
+
+
+@pytest.mark.parametrize("function", ["load", "deploy", "validate"])
+def test_a_model_in_place_of_an_engine_is_answered_with_a_build_of_its_open_sizes(
+    function: str, tmp_path: Path
+) -> None:
+    sides = [{name: (onnx.TensorProto.FLOAT, ["n", 3, "h", "w"])} for name in "xy"]
+    model = models.save(tmp_path / "net.onnx", [models.node("Relu", "x", "y")], *sides)
+    with pytest.raises(EngineError, match="is a model, expected an engine") as refused:
+        REFUSE[function](model, tmp_path)
+    assert "--shapes x:1x3x640x640` makes one" in (refused.value.hint or "")
 
 
 @pytest.mark.parametrize("kind", ["proto", "buffer"])

@@ -100,7 +100,9 @@ def test_an_engine_of_several_files_is_not_loaded_from_bytes(engine: Engine) -> 
 
 
 def test_a_bare_model_is_refused_with_what_to_type(model: Path) -> None:
-    with pytest.raises(EngineError, match=rf"has no passport.*\n.*trt-engine build {model}") as told:
+    with pytest.raises(
+        EngineError, match=rf"is a model, expected an engine\n.*trt-engine build {model} --batch"
+    ) as told:
         te.load(model)
     assert told.value.exit_code == 10
 
@@ -184,7 +186,7 @@ def test_several_devices_answer_as_one(model: Path, tmp_path: Path) -> None:
     [
         ({"devices": ["fake:0", "fake:0"]}, "`fake:0` is named twice"),
         ({"devices": []}, "`devices` is empty"),
-        ({"devices": 2}, "`devices` is 2, expected several"),
+        ({"devices": 2}, "`devices` is 2, expected a list"),
         ({"devices": ["fake:0", 1.5]}, "unknown device 1.5"),
         ({"devices": [None]}, "unknown device None"),
         ({"config": {"contexts": 2}}, "`config` is a dict"),

@@ -270,6 +270,10 @@ def _usage_error(error: click.UsageError, args: Sequence[str]) -> UsageError:
         if given:
             text = f"`{error.param.opts[0]}` cannot be `{given[1]}`"
             hint = suggest(given[1], [str(choice) for choice in error.param.type.choices])
+    extra = re.match(r"got unexpected extra arguments? \((.*)\)", text)
+    if error.ctx and extra and any("-o" in item.opts for item in error.ctx.command.params):
+        name = "PATH" if " " in extra[1] else extra[1]
+        hint = f"an output is named by an option, `-o {name}` or `--outdir {name}`: `{verb} --help`"
     group = error.ctx.command if error.ctx else None
     given = re.match(r"no such command `([^`]*)`", text)
     if error.ctx and given and isinstance(group, click.Group):

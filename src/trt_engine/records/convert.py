@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
+from trt_engine.model import WrittenModel
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError
 from trt_engine.tensors import Signature
@@ -104,7 +104,7 @@ class ExportAttempt:
 
 
 @dataclass(frozen=True, slots=True)
-class ConvertReport(RichDisplay):
+class ConvertReport(WrittenModel):
     """Report of `convert`: source, export steps and output difference; a dry run has the source alone."""
 
     source: str

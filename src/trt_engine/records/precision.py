@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
+from trt_engine.model import WrittenModel
 from trt_engine.records.base import Finding
 from trt_engine.records.parity import OutputError, SpeedCheck
 from trt_engine.records.passport import Precision
@@ -135,7 +136,7 @@ class IntegerKernels:
 
 
 @dataclass(frozen=True, slots=True)
-class QuantizeReport(RichDisplay):
+class QuantizeReport(WrittenModel):
     """Report of `quantize`; for a dry run, what would be quantised."""
 
     model: str
@@ -218,7 +219,7 @@ class CastParity:
 
 
 @dataclass(frozen=True, slots=True)
-class CastReport(RichDisplay):
+class CastReport(WrittenModel):
     """Report of `cast`: what computes in the low type now, what does not, and why."""
 
     model: str

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import onnx
 
 F = TypeVar("F", bound=Callable[..., Any])
-AnyModel: TypeAlias = "Path | str | bytes | BinaryIO | onnx.ModelProto | TorchModel"
-"""What a verb takes for a model: its file, or the model in memory."""
+AnyModel: TypeAlias = "os.PathLike[str] | str | bytes | BinaryIO | onnx.ModelProto | TorchModel"
+"""What a verb takes for a model: its file, the report of the verb that wrote it, or the model in memory."""
 
 _LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's limit
 

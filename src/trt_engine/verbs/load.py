@@ -20,8 +20,9 @@ from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import Batching, RuntimeConfig
 from trt_engine.config.settings import from_values, replace_values, setting_names, take_settings
 from trt_engine.device import info, parse_device
-from trt_engine.engine import Engine, engine_argument, read_passport
+from trt_engine.engine import Engine, engine_argument, is_onnx_model, read_passport
 from trt_engine.errors import EngineError, UsageError
+from trt_engine.format import quoted
 from trt_engine.protocols import Session
 from trt_engine.public_function import public_function
 from trt_engine.records.passport import Passport
@@ -65,7 +66,7 @@ def load(
     elif passport is not None:
         raise UsageError("`passport=` belongs to an engine given as bytes", hint="leave it out: it is beside the file")
     try:
-        opened = _unpack(bytes(engine), passport, Path(folder.name)) if folder else _open_engine(engine)  # type: ignore[arg-type]
+        opened = _unpack(bytes(engine), passport, Path(folder.name)) if folder else open_engine(engine)  # type: ignore[arg-type]
         if verify:
             opened.verify()
         sessions = _load_sessions(opened, config, named)
@@ -117,10 +118,7 @@ def _resolve_devices(devices: Sequence[str | int] | str | None, settings: dict[s
             return None
         devices = device
         del settings["device"]
-    try:
-        given = devices.split(",") if isinstance(devices, str) else list(devices)
-    except TypeError:
-        raise UsageError(f"`devices` is {devices!r}, expected several", hint="as `devices=[0, 1]`") from None
+    given = devices.split(",") if isinstance(devices, str) else list(devices)
     if not given:
         raise UsageError("`devices` is empty", hint="as `devices=[0, 1]`")
     found: list[str] = []
@@ -186,8 +184,14 @@ def runtime_config(config: RuntimeConfig | None, settings: dict[str, Any]) -> Ru
     return given if config is None else dataclasses.replace(config, **{name: getattr(given, name) for name in settings})
 
 
-def _open_engine(engine: Engine | Path | str) -> Engine:
-    given = engine_argument(engine, "engine")
+def open_engine(engine: Engine | Path | str, name: str = "engine") -> Engine:
+    """The engine of a caller's argument `name`; the error for a model has the command that builds it, its sizes included."""
+    given = engine_argument(engine, name)
+    if is_onnx_model(given):
+        from trt_engine.reporting.tables import batch_option
+
+        build = f"`trt-engine build {quoted(Path(given))}{batch_option(str(given))}`"
+        raise EngineError(f"`{given}` is a model, expected an engine", hint=f"{build} makes one")
     return given if isinstance(given, Engine) else Engine.open(given)
 
 

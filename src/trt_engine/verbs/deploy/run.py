@@ -18,6 +18,7 @@ from trt_engine.tensors import suggest
 from trt_engine.verbs.deploy.config import DeepstreamConfig, RayConfig, TritonConfig
 from trt_engine.verbs.deploy.job import DeployJob
 from trt_engine.verbs.deploy.targets import TARGETS, Target
+from trt_engine.verbs.load import open_engine
 from trt_engine.verbs.serve.run import name_engines
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def deploy(
     opened = {}
     for name, path in sources.items():
         if not (chosen.takes_models and is_onnx_model(path)):
-            opened[name] = Engine.open(path)
+            opened[name] = open_engine(path)
             opened[name].verify()
     goal = as_path(out, "`out`")
     if os.path.lexists(goal) and not goal.is_dir():

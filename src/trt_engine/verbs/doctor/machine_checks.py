@@ -83,12 +83,8 @@ def packages(machine: Machine) -> Iterator[Diagnosis]:
         elif have is not None and not requirement_holds(have, wanted):
             wrong.append((f"`{name}` is {have}, expected {wanted}", f'"{name}{wanted}"'))
     if wrong:
-        yield Diagnosis(
-            "packages",
-            "problem",
-            "; ".join(text for text, _ in wrong),
-            f"pip install {' '.join(pin for _, pin in wrong)}",
-        )
+        fix = f"pip install {' '.join(pin for _, pin in wrong)}"
+        yield Diagnosis("packages", "problem", "; ".join(text for text, _ in wrong), fix)
     else:
         names = [name for name in ("numpy", "onnx", "onnxruntime") if machine.version(name)]
         versions = ", ".join(f"{name} {machine.version(name)}" for name in names)
@@ -339,7 +335,16 @@ def tensorrt_together(machine: Machine) -> Iterator[Diagnosis]:
 
 @register_check
 def tensorrt_rtx(machine: Machine) -> Iterator[Diagnosis]:
-    yield from check_tensorrt_rtx(machine.tensorrt_rtx, machine.library_info)
+    here = machine.tensorrt_rtx
+    if here.packages:
+        probed = machine.library_info("tensorrt_rtx") if here.bindings is not None else {}
+        yield _bindings(here, probed)
+        yield from _version_consistency(here, probed)
+        for check in (cuda_packages, driver_and_cuda, _gpus, duplicate_libraries, _licence):
+            yield from check(here)
+    else:
+        yield _not_installed(here)
+    yield from _provider(here)
 
 
 @register_check
@@ -366,19 +371,6 @@ def tools(machine: Machine) -> Iterator[Diagnosis]:
         else:
             fix = f"install {title}, then put its folder on PATH: `export PATH=/opt/nvidia/...:$PATH`"
             yield Diagnosis(name, "note", f"{title} not found", fix if machine.gpus else None)
-
-
-def check_tensorrt_rtx(here: Installation, probe: Callable[[str], dict[str, Any]]) -> Iterator[Diagnosis]:
-    """All TensorRT-RTX checks; `probe` imports a module in a separate process."""
-    if here.packages:
-        probed = probe("tensorrt_rtx") if here.bindings is not None else {}
-        yield _bindings(here, probed)
-        yield from _version_consistency(here, probed)
-        for check in (cuda_packages, driver_and_cuda, _gpus, duplicate_libraries, _licence):
-            yield from check(here)
-    else:
-        yield _not_installed(here)
-    yield from _provider(here)
 
 
 def _not_installed(here: Installation) -> Diagnosis:

@@ -39,14 +39,10 @@ def doctor(machine: Machine | None = None, *, peaks: Sequence[str] = (), remeasu
             measured_peaks.append(measured(name, measure=True, remeasure=remeasure))
         except (SetupError, MemoryExhausted) as error:
             looked.append(Diagnosis(f"peaks-{name}", "problem", f"not measured: {error.message}", error.hint))
-    diagnoses = tuple(looked)
+    diagnoses, specs = tuple(looked), [spec for spec in list_backends().values() if not spec.hidden]
     return DoctorReport(
         diagnoses=diagnoses,
-        backends=tuple(
-            _check_backend(backend_spec, machine)
-            for backend_spec in list_backends().values()
-            if not backend_spec.hidden
-        ),
+        backends=tuple(_check_backend(spec, machine) for spec in specs),
         environment=Environment.detect(0 if _has_gpu(machine) else None),
         problems=sum(item.status == "problem" for item in diagnoses),
         warnings_found=sum(item.status == "warning" for item in diagnoses),

@@ -6,6 +6,7 @@ import os
 import re
 import struct
 from collections.abc import Iterator, Sequence
+from itertools import combinations, takewhile
 from pathlib import Path
 from typing import BinaryIO
 
@@ -114,10 +115,7 @@ def version_consistency(here: Installation) -> Iterator[Diagnosis]:
     if len(parts) < 2:
         return
     text = ", ".join(f"{name} {version}" for name, version in parts)
-    odd = next(
-        ((one, other) for one in parts for other in parts if not versions.same_release(one[1], other[1])),
-        None,
-    )
+    odd = next((pair for pair in combinations(parts, 2) if not versions.same_release(pair[0][1], pair[1][1])), None)
     if odd is None:
         yield Diagnosis(f"{_prefix(here)}-versions", "ok", f"one {here.product}: {text}")
         return
@@ -423,14 +421,8 @@ def container_tools(machine: Machine, where: str | None, boards: Sequence[info.G
     docker = machine.tool("docker") or machine.tool("podman")
     if docker is None:
         return
-    toolkit = next(
-        (
-            found
-            for name in ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-cli")
-            if (found := machine.tool(name))
-        ),
-        None,
-    )
+    tools = ("nvidia-ctk", "nvidia-container-runtime", "nvidia-container-cli")
+    toolkit = next(filter(None, map(machine.tool, tools)), None)
     gpu = bool(boards) or machine.read("/proc/driver/nvidia/version") is not None
     if toolkit is None:
         if gpu:
@@ -454,9 +446,8 @@ def container_tools(machine: Machine, where: str | None, boards: Sequence[info.G
         )
     else:
         yield Diagnosis("container-toolkit", "ok", f"`{toolkit}` with `{docker}`")
-    socket = next(
-        (place for text in ("var/run/docker.sock", "run/docker.sock") if (place := machine.root / text).exists()), None
-    )
+    sockets = [machine.root / text for text in ("var/run/docker.sock", "run/docker.sock")]
+    socket = next(filter(Path.exists, sockets), None)
     if docker.name == "docker" and socket is not None and not os.access(socket, os.R_OK | os.W_OK):
         yield Diagnosis(
             "docker-permission",
@@ -501,27 +492,20 @@ def _read_needed(file: BinaryIO) -> tuple[str, ...]:
     order = "<" if head[5:6] == b"\x01" else ">"
     (table,) = struct.unpack_from(f"{order}Q", head, 32)
     size, count = struct.unpack_from(f"{order}HH", head, 54)
-    segments = []
-    for index in range(count):
-        kind, _, offset, address, _, nbytes = struct.unpack_from(
-            f"{order}IIQQQQ", _read_at(file, table + index * size, 56)
-        )
-        segments.append((kind, offset, address, nbytes))
-    dynamic = next(((offset, nbytes) for kind, offset, _, nbytes in segments if kind == _DYNAMIC), None)
+    headers = [_read_at(file, table + index * size, 56) for index in range(count)]
+    segments = [struct.unpack_from(f"{order}IIQQQQ", header) for header in headers]
+    dynamic = next(((offset, nbytes) for kind, _, offset, _, _, nbytes in segments if kind == _DYNAMIC), None)
     if dynamic is None:
         return ()
     raw = _read_at(file, *dynamic)
-    entries = []
-    for tag, value in struct.iter_unpack(f"{order}QQ", raw[: len(raw) // 16 * 16]):
-        if tag == _NULL:
-            break
-        entries.append((tag, value))
+    pairs = struct.iter_unpack(f"{order}QQ", raw[: len(raw) // 16 * 16])
+    entries = list(takewhile(lambda pair: pair[0] != _NULL, pairs))
     strings = next((value for tag, value in entries if tag == _STRTAB), None)
     nbytes = next((value for tag, value in entries if tag == _STRSZ), 0)
     where = next(
         (
             offset + strings - address
-            for kind, offset, address, length in segments
+            for kind, _, offset, address, _, length in segments
             if kind == _LOAD and strings is not None and address <= strings < address + length
         ),
         None,

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from trt_engine.atomic_io import as_path, os_error, resolve_link
+from trt_engine.atomic_io import os_error, resolve_link
 from trt_engine.backend import list_backends
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import info, parse_device
@@ -48,7 +48,7 @@ from trt_engine.tensors import Tensors, format_shape
 from trt_engine.trt.gpu_targets import sm_label
 from trt_engine.trt.layers import dtype_shares
 from trt_engine.verbs.build.parity import require_accuracy, takes_numbers_alone
-from trt_engine.verbs.load import load, runtime_config
+from trt_engine.verbs.load import load, open_engine, runtime_config
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import LoadSettings
@@ -133,7 +133,7 @@ def plan_validation(engine: Engine | Path | str) -> ValidateReport:
 
 def _open_engine(engine: Engine | Path | str) -> tuple[Engine, Validation, ReferenceData]:
     """The engine, its passport's validation and its reference, all verified."""
-    opened = engine if isinstance(engine, Engine) else Engine.open(as_path(engine, "`engine`"))
+    opened = open_engine(engine)
     passport = opened.passport
     validation = passport.validation
     if validation is None:
