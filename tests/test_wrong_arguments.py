@@ -71,6 +71,19 @@ def test_each_type_of_an_annotation_is_taken(annotation: str, value: object) -> 
         check_call("te.f", inspect.Signature([parameter]), (7,), {})
 
 
+def test_infer_shows_what_it_takes_and_an_engine_without_inputs_takes_no_array(tmp_path: Path) -> None:
+    shown = "(self, feeds: 'Any', *, result: 'bool' = False, on_device: 'bool' = False)"
+    assert str(inspect.signature(te.InferenceEngine.infer)).startswith(shown)
+    made = models.save(
+        tmp_path / "made.onnx", [models.node("Identity", "w", "y")], {}, {"y": (models.FLOAT, [2])},
+        {"w": np.ones(2, np.float32)},
+    )  # fmt: skip
+    with te.load(te.build(made, parity=False, out=tmp_path / "made.engine.onnx")) as runner:
+        assert runner.infer({})["y"].tolist() == [1, 1]
+        with pytest.raises(TrtEngineError, match="the engine has 0 inputs"):
+            runner.infer(np.ones(2, np.float32))
+
+
 @pytest.mark.parametrize("case", WRONG)
 def test_a_call_that_does_not_fit_says_how_to_call(case: str, tmp_path: Path) -> None:
     engine = te.build(models.conv_net(tmp_path / "net.onnx"), batch=(1, 2, 2), out=tmp_path / "net.engine.onnx")

@@ -161,7 +161,7 @@ def test_axes_are_read_with_names_ranges_and_steps() -> None:
     assert found["images"] == {0: Axis("batch", 1, 64), 2: Axis("height", 64, 640, 32)}
     assert found["ids"] == {0: Axis("batch", 1, 64)}, "one symbol has one range wherever it stands"
     assert parse_dynamic({"x": {0: "batch@..8"}}) == {"x": {0: Axis("batch", 1, 8)}}
-    assert axes_for(parse_dynamic("0=batch"), {"a": (2, 3), "b": ()}) == {"a": {0: Axis("batch")}}
+    assert axes_for(parse_dynamic(iter(["0=batch"])), {"a": (2, 3), "b": ()}) == {"a": {0: Axis("batch")}}
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,7 @@ from trt_engine.tensors import Shape, suggest
 
 EVERY = "*"
 """Wildcard for every input."""
-_HINT = (
-    "write it as `--dynamic images:0=batch,2=height`, with a range `0=batch@1..64`, with a step `2=height@64..640/32`"
-)
+_HINT = "write axes as `images:0=batch,2=height`, with a range `0=batch@1..64`, with a step `2=height@64..640/32`"
 _ONE = re.compile(r"\s*(\d+)\s*=\s*([A-Za-z_]\w*)\s*(?:@\s*(\d*)\s*\.\.\s*(\d*)\s*(?:/\s*(\d+))?)?\s*")
 _NAMED = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:@\s*(\d*)\s*\.\.\s*(\d*)\s*(?:/\s*(\d+))?)?\s*")
 
@@ -49,10 +47,10 @@ def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
     Without an input name, `0=batch` applies to every input. `UsageError` for invalid text.
     """
     found: Axes = {}
-    parts = given.values() if isinstance(given, Mapping) else [given] if isinstance(given, str) else given
     kind = Mapping if isinstance(given, Mapping) else str
-    if not isinstance(parts, Iterable) or not all(isinstance(part, kind) for part in parts):
-        raise UsageError(f"`--dynamic` is {found_instead(given)}, expected axes of inputs", hint=_HINT)
+    parts: list[Any] = [given] if isinstance(given, str) or not isinstance(given, Iterable) else [*given]
+    if not all(isinstance(part, kind) for part in (given.values() if isinstance(given, Mapping) else parts)):
+        raise UsageError(f"`dynamic` is {found_instead(given)}, expected axes of inputs", hint=_HINT)
     if isinstance(given, Mapping):
         for name, axes in given.items():
             for position, text in axes.items():
@@ -62,8 +60,7 @@ def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
             for part in text.split():
                 name, colon, rest = part.rpartition(":")
                 for one in rest.split(","):
-                    match = _ONE.fullmatch(one)
-                    if match is None:
+                    if (match := _ONE.fullmatch(one)) is None:
                         raise UsageError(f"cannot read the dynamic axis `{one}` in `{text}`", hint=_HINT)
                     _add_axis(found, name if colon else EVERY, int(match[1]), _axis(*match.groups()[1:]))
     _unify_symbols(found)
@@ -71,8 +68,7 @@ def parse_dynamic(given: str | Sequence[str] | Mapping[str, Any]) -> Axes:
 
 
 def _parse_symbol(text: str) -> Axis:
-    match = _NAMED.fullmatch(text)
-    if match is None:
+    if (match := _NAMED.fullmatch(text)) is None:
         raise UsageError(
             f"cannot read the dynamic axis `{text}`", hint="write it as `batch`, `batch@1..64` or `h@64..640/32`"
         )

@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from time import perf_counter
 from types import FrameType
-from typing import Any, Literal, get_overloads, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -432,7 +432,7 @@ class InferenceEngine(ProcessBound, RichDisplay):
             if is_new := key not in self._validated:
                 self._check(arrays)
         except FeedError:  # in the terms of the library that the array is of
-            given = feeds if isinstance(feeds, Mapping) else {self.inputs[0].name: feeds}
+            given = feeds if isinstance(feeds, Mapping) else {spec.name: feeds for spec in self.inputs[:1]}
             for spec in self.inputs:
                 if hasattr(given.get(spec.name), "dtype"):
                     spec.check(given[spec.name])
@@ -553,7 +553,11 @@ _REQUEST_CODES = {
 }
 
 
-_INFER = inspect.signature(get_overloads(InferenceEngine.infer)[0])
+_INFER = inspect.signature(InferenceEngine.infer)
+_NAMED = [item for item in _INFER.parameters.values() if "VAR" not in item.kind.name]
+_INFER = _INFER.replace(
+    parameters=[item.replace(default=item.empty) if item.name == "feeds" else item for item in _NAMED]
+)
 InferenceEngine.infer.__signature__ = _INFER  # type: ignore[attr-defined]
 
 
