@@ -5,19 +5,22 @@ from __future__ import annotations
 import itertools
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from planted import HERE, protocol, record
 
+from onnx_models import FLOAT, node, save
 from trt_engine.format import format_streams
 from trt_engine.records.base import StepTime
 from trt_engine.records.size import BatchResult, CliffPoint, SizeReport
 from trt_engine.reporting.results import result_text as summary_text
 from trt_engine.reporting.size import nvinfer_lines
 from trt_engine.tensors import Signature, TensorSpec
-from trt_engine.verbs.nvinfer_keys import NvinferConfig, nvinfer_config
+from trt_engine.verbs.nvinfer_keys import NO_IMAGE_INPUT, NvinferConfig, nvinfer_config
 from trt_engine.verbs.size.doubling import images_per_s, queries_per_s
+from trt_engine.verbs.size.run import size
 from trt_engine.verbs.size.size_run import benchmark_data
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision
 
@@ -292,3 +295,18 @@ def test_a_std_that_differs_by_channel_is_said_in_words_because_nvinfer_has_one_
     assert ";".join(f"{factor:.9g}" for factor in factors) in told
     nearest = float(re.search(r"nearest single factor, ([\d.]+), is off by up to ([\d.]+) %", told)[1])  # type: ignore[index]
     assert max(abs(nearest / factor - 1) for factor in factors) == pytest.approx(0.011, abs=2e-4) and "1.1 %" in told
+
+
+def test_size_shows_the_keys_with_what_is_not_known_of_them_and_none_without_pictures(
+    make_model: Any, tmp_path: Path
+) -> None:
+    save(tmp_path / "tokens.onnx", [node("Relu", "x", "y")], {"x": (FLOAT, ["n", 7])}, {"y": (FLOAT, ["n", 7])})
+    short: dict[str, Any] = {"start_batch": 1, "max_batch": 1, "duration_s": 0.02, "warmup_s": 0.0}
+    report, other = (
+        size(make_model(), out=tmp_path / "a", **short),
+        size(tmp_path / "tokens.onnx", out=tmp_path / "b", **short),
+    )
+    shown, told = summary_text(report), "# the model declares no pre-processing"
+    assert "[property]" in shown and told in shown and told in (tmp_path / "a" / "report.md").read_text()
+    assert other.nvinfer == {} and NO_IMAGE_INPUT in other.notes and NO_IMAGE_INPUT in summary_text(other)
+    assert "[property]" not in summary_text(other) + (tmp_path / "b" / "report.html").read_text()

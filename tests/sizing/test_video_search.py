@@ -14,7 +14,6 @@ import pytest
 
 import trt_engine as te
 from trt_engine.cli.main import run
-from trt_engine.closing import Closing
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.streams import BatchPolicy
 from trt_engine.errors import EngineError, TrtEngineError
@@ -177,30 +176,21 @@ def test_processes_that_fail_leave_the_answer_of_one(carried: int, monkeypatch: 
     video_run = pytest.importorskip(
         "trt_engine.verbs.size.video_run", reason="PyAV decodes clips", exc_type=ImportError
     )
-    started: list[WorkerRequest] = []
+    seen: list[str] = []
 
-    class Failing(Closing):
-        def __init__(self, request: WorkerRequest) -> None:
-            started.append(request)
+    def failing(request: WorkerRequest) -> SimpleNamespace:
+        seen.append("started")
+        return SimpleNamespace(answer=lambda: te.Engine.open("no.engine"), close=lambda: seen.append("ended"))
 
-        def answer(self) -> None:
-            raise EngineError("out of memory", hint="a smaller batch")
-
-        def close(self) -> None:
-            started.append(started[0])
-
-    def play(player: object, streams: int, *_: object, **__: object) -> VideoRun:
-        return made_run(streams, 0.0 if streams <= carried else 0.3)
-
-    monkeypatch.setattr(video_run, "OtherProcess", Failing)
+    monkeypatch.setattr(video_run, "OtherProcess", failing)
     monkeypatch.setattr(video_run, "core_count", lambda: 6)
     monkeypatch.setattr(video_run, "_opened_player", lambda *_: nullcontext(SimpleNamespace(frames=True)))
     monkeypatch.setattr(video_run, "part_rates", lambda *_: {"engine": 2500.0})
-    monkeypatch.setattr(video_run, "play_clips", play)
+    monkeypatch.setattr(video_run, "play_clips", lambda _, n, *__, **___: made_run(n, 0.0 if n <= carried else 0.3))
     job = WorkerRequest("net.engine", RuntimeConfig(), 30, video=request())
     runs, rates, count = video_run.measure_clips(SimpleNamespace(runner=None), job)
     assert (video_search.largest_passed(runs, 0.01), rates, count) == (carried, {"engine": 2500.0}, 1)
-    assert len(started) == (4 if carried else 0), "two start and are ended, none where one camera is too many"
+    assert seen == (["started", "started", "ended", "ended"] if carried else []), "none where one camera is too many"
 
 
 def test_what_the_clips_state_and_cameras_that_cannot_be_tried_are_refused(
