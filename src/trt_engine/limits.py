@@ -75,7 +75,7 @@ ARRAY_SIZE = Limit(
     "arrays of an `.npy` or `.npz` with over 10 times its bytes on disk",
 )
 IMAGE_PIXELS = Limit(
-    "TRT_ENGINE_MAX_IMAGE_PIXELS", 80_000_000, "items", "pixels of an image (Pillow reads 178,956,970 at most)"
+    "TRT_ENGINE_MAX_IMAGE_PIXELS", 80_000_000, "items", "pixels of an image, half for video (Pillow: 178,956,970)"
 )
 PACKED_RECORDS = Limit("TRT_ENGINE_MAX_PACKED_RECORDS", 512 << 20, "bytes", "all records of an archive of a run")
 UNPACKED_SIZE = Limit(
