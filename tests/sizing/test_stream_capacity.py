@@ -131,6 +131,13 @@ def test_the_interval_holds_what_an_independent_curve_gives() -> None:
     assert found.low < found.high
 
 
+def test_turns_that_have_nothing_in_common_give_an_interval_with_an_end() -> None:
+    turns = {(1, 1): [[1e-3] * 8, [1e3] * 8]}
+    policy = BatchPolicy(1, 0.0, 1)
+    low, high = capacity.bootstrap_interval(lambda rng: capacity.resample(turns, rng), model(), policy, 2)
+    assert low <= 2 <= high <= 300
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("turns", [3, 8])
 def test_a_curve_drawn_again_is_as_far_away_as_a_later_turn(turns: int) -> None:

@@ -23,6 +23,8 @@ _SITES, _SITE_FRAMES = 20, 60_000.0
 _BOOTSTRAPS = 40
 _MOST_DEVIATION = 10.0
 """Limit of the scale of a curve drawn again, in standard deviations: two turns may give any number."""
+_WIDEST = 100
+"""Multiple of the number found at which its interval ends: turns that differ a lot draw times of next to nothing."""
 _SPAN_BATCHES = 100
 """Batches, with the time to fill them, of the longest deadline that lengthens a simulation: its queue is soon stationary."""
 _WAIT_SHARES = (0.0, 0.03, 0.1, 0.2, 0.35, 0.5)
@@ -163,9 +165,8 @@ def bootstrap_interval(
 
 def _largest_near(model: StreamModel, policy: BatchPolicy, guess: int) -> int:
     """As `model.largest`, with steps that grow from `guess`."""
-    bound = model.upper_bound(policy)
-    low, high = 0, bound
-    step = max(1, round(0.02 * guess))
+    bound = min(model.upper_bound(policy), _WIDEST * (guess + 1))
+    low, high, step = 0, bound, max(1, round(0.02 * guess))
     count = min(guess, bound)
     while low < count <= high:
         if model.allowed(count, policy):
