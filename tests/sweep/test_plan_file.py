@@ -229,9 +229,9 @@ def test_what_run_plan_takes_is_checked_before_anything_is_written(tmp_path: Pat
     go = functools.partial(run_sweep, tmp_path / "plan.yaml")
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"out": 5}, "`out` is 5"),
-        ({"cells": 5}, "5 is not a label"),
+        ({"cells": 5}, "`cells` is 5, expected text or a list"),
         ({"cells": [3]}, "3 is not a label"),
-        ({"modes": 7}, "7 is not a label or mode"),
+        ({"modes": 7}, "`modes` is 7, expected text or a list"),
         ({"cells": "zz*"}, r"`--cells zz\*` matches no cell"),
         ({"modes": "benhc"}, "unknown mode `benhc`"),
     ]

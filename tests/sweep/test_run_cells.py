@@ -412,8 +412,8 @@ def test_a_folder_whose_run_was_killed_after_any_of_its_first_files_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[str] = []
-    for name in ("write_document", "write_atomic"):
-        monkeypatch.setattr(sweep_folder, name, lambda path, *_, **__: written.append(path.name))
+    for home, name in ((sweep_folder, "write_document"), (sweep_folder.atomic_io, "write_atomic")):
+        monkeypatch.setattr(home, name, lambda path, *_, **__: written.append(path.name))
     with contextlib.suppress(AttributeError):  # of the manifest
         SweepFolder(tmp_path).begin(None, b"", "")  # type: ignore[arg-type]
     assert len(written) == 2

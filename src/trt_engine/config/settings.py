@@ -19,7 +19,6 @@ from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.config.parse import SCALAR_PARSERS, parse_options
 from trt_engine.config.profiles import quote_name
 from trt_engine.errors import UsageError
-from trt_engine.public_function import check_call
 from trt_engine.tensors import format_shape, suggest
 
 C = TypeVar("C")
@@ -111,6 +110,8 @@ class Config:
 
     def __new__(cls, *args: Any, **values: Any) -> Self:
         if args or values:
+            from trt_engine.public_function import check_call  # with logging
+
             check_call(f"te.{cls.__name__}", _init_signature(cls), (None, *args), values)  # type: ignore[arg-type]
         return super().__new__(cls)
 

@@ -23,6 +23,7 @@ from trt_engine.errors import Interrupted, MemoryExhausted, SetupError, TrtEngin
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records import sweep
+from trt_engine.records.sweep import CellResult, RunSummary
 from trt_engine.reporting.report import write_reports
 from trt_engine.reporting.sweep import cell_summary
 from trt_engine.units import parse_duration
@@ -50,10 +51,10 @@ def run(
     config: RunConfig | None = None,
     overwrite: bool = False,
     command: str = "",
-    on_result: Callable[[sweep.CellResult], None] = lambda result: None,
+    on_result: Callable[[CellResult], None] = lambda result: None,
     progress: ProgressOption = False,
     **settings: Unpack[RunSettings],
-) -> sweep.RunSummary:
+) -> RunSummary:
     """Run the plan of a YAML file in the folder `out` (default: `runs/YYYYMMDD_HHMMSS`); returns the state of every cell.
 
     A failed cell is in the summary with its reason, and the run continues (`fail_fast` stops it). A run in an existing
@@ -119,8 +120,8 @@ def prepare(
 
 
 def execute(
-    job: RunJob, *, command: str = "", on_result: Callable[[sweep.CellResult], None] = lambda result: None
-) -> sweep.RunSummary:
+    job: RunJob, *, command: str = "", on_result: Callable[[CellResult], None] = lambda result: None
+) -> RunSummary:
     """Run the job, here or in its container."""
     if (image := job.image) is not None:
         return container.run_container(job.container_run(image), job.specs, job.run_folder)
@@ -128,7 +129,7 @@ def execute(
         return _SweepRun(job, command, on_result).execute()
 
 
-def exit_code(results: Sequence[sweep.CellResult]) -> int:
+def exit_code(results: Sequence[CellResult]) -> int:
     """0 if every cell is done or skipped, 3 if all are skipped; the code of the failed cells if they agree, else 1."""
     codes = {result.exit_code or 1 for result in results if result.state == "failed"}
     if any(result.state == "interrupted" for result in results):
@@ -187,7 +188,7 @@ def _missing_file_warnings(plan: ParsedPlan, cells: Sequence[sweep.PlannedCell])
             yield f"`{name}` does not exist: cells that need it will fail"
 
 
-def _run_reason(before: sweep.CellResult | None, spec: sweep.CellSpec, *, engine_missing: bool, rerun: bool) -> str:
+def _run_reason(before: CellResult | None, spec: sweep.CellSpec, *, engine_missing: bool, rerun: bool) -> str:
     if before is None:
         return "new"
     if rerun:
@@ -211,15 +212,15 @@ class _SweepRun:
 
     job: RunJob
     command: str
-    on_result: Callable[[sweep.CellResult], None]
-    results: dict[str, sweep.CellResult] = field(default_factory=dict)
+    on_result: Callable[[CellResult], None]
+    results: dict[str, CellResult] = field(default_factory=dict)
     reused: int = 0
-    failed_variants: dict[tuple[str, str, str], sweep.CellResult] = field(default_factory=dict)
+    failed_variants: dict[tuple[str, str, str], CellResult] = field(default_factory=dict)
     """Result of the first cell of a model and precision whose cast or quantization failed."""
     warnings: list[str] = field(default_factory=list)
     interrupted: bool = False
 
-    def execute(self) -> sweep.RunSummary:
+    def execute(self) -> RunSummary:
         self.results = {
             label: one
             for label, one in self.job.run_folder.read_results().items()
@@ -323,14 +324,14 @@ class _SweepRun:
 
     # -------------------------------------------------------------------------------- one cell
 
-    def _run_pending(self, spec: sweep.CellSpec, number: int, count: int) -> sweep.CellResult:
+    def _run_pending(self, spec: sweep.CellSpec, number: int, count: int) -> CellResult:
         """Run the missing modes; the result merged with the retained one."""
         before = self.results.get(spec.label)
         if not spec.modes:
             lacking = missing_requirements(spec)
             assert lacking is not None  # no applicable mode
             started = datetime.now(UTC).isoformat(timespec="seconds")
-            return sweep.CellResult(spec, "skipped", reason=failure_reason(lacking, self._job(spec)), started=started)
+            return CellResult(spec, "skipped", reason=failure_reason(lacking, self._job(spec)), started=started)
         modes = self.job.run_folder.pending_modes(before, spec, rerun=self.job.config.rerun) or spec.modes
         parts = {mode: digest for mode, digest in spec.mode_digests.items() if mode in modes}
         beside = before is not None and before.spec.digest == spec.digest and bool(sweep_folder.retained(before, modes))
@@ -344,7 +345,7 @@ class _SweepRun:
             result = replace(result, warnings=(*result.warnings, said))
         return result
 
-    def _run_cell(self, spec: sweep.CellSpec, batch: int, number: int, count: int, *, halve: bool) -> sweep.CellResult:
+    def _run_cell(self, spec: sweep.CellSpec, batch: int, number: int, count: int, *, halve: bool) -> CellResult:
         """Run the cell at `batch`; with `halve`, out of memory retries at half the batch."""
         shared = (spec.model, spec.precision, str(spec.settings.get("quantize", {}).get("target")))
         if not spec.prequantized and (first := self.failed_variants.get(shared)) is not None:
@@ -413,7 +414,7 @@ class _SweepRun:
                 self.results[spec.label] = after
                 self.job.run_folder.write_result(after)
 
-    def _log_result(self, result: sweep.CellResult) -> None:
+    def _log_result(self, result: CellResult) -> None:
         label = result.spec.label
         if result.state == "done":
             log.info("%s: %s", label, cell_summary(result))
@@ -424,7 +425,7 @@ class _SweepRun:
 
     # -------------------------------------------------------------------------------- the end
 
-    def _summary(self, manifest: sweep.RunManifest) -> sweep.RunSummary:
+    def _summary(self, manifest: sweep.RunManifest) -> RunSummary:
         for text in sweep.quantized_slowdowns(
             self.results[spec.label] for spec in self.job.specs if spec.label in self.results
         ):
@@ -439,12 +440,12 @@ class _SweepRun:
         )
 
 
-def _with_spec(spec: sweep.CellSpec, result: sweep.CellResult, batch: int) -> sweep.CellResult:
+def _with_spec(spec: sweep.CellSpec, result: CellResult, batch: int) -> CellResult:
     """The result with the plan's spec and the measured batch."""
     return replace(result, spec=replace(spec, batch=batch))
 
 
-def _engine_digest(folder: Path, result: sweep.CellResult | None) -> str | None:
+def _engine_digest(folder: Path, result: CellResult | None) -> str | None:
     """Digest of the engine in the folder; None if missing."""
     if result is None or result.engine is None:
         return None
@@ -478,7 +479,7 @@ class _DurationEstimator:
         for result in results:
             self.add(result)
 
-    def add(self, result: sweep.CellResult) -> None:
+    def add(self, result: CellResult) -> None:
         if result.state == "done" and result.seconds:
             self.by_label[result.spec.label] = result.seconds
             self.known.append((result.spec, result.seconds))
