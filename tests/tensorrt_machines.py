@@ -11,9 +11,11 @@ from trt_engine.config.profiles import parse_profile
 from trt_engine.device.info import Gpu
 from trt_engine.environment import Environment
 from trt_engine.plan_header import PlanHeader
+from trt_engine.records.diagnosis import Diagnosis
 from trt_engine.records.passport import BuildInfo, DtypeShare, Passport, Payload, Precision, Requirements, Source
 from trt_engine.tensors import Signature, TensorSpec
 from trt_engine.verbs.doctor.machine import Machine
+from trt_engine.verbs.doctor.machine_checks import Check
 
 H100 = Gpu(0, "NVIDIA H100 80GB HBM3", "GPU-1", 81559, "9.0", "580.159.03")
 H200 = Gpu(0, "NVIDIA H200", "GPU-2", 143771, "9.0", "580.159.03")
@@ -29,6 +31,16 @@ def write(root: Path, path: str, content: str | bytes, mode: int = 0o644) -> Pat
     file.write_bytes(content.encode() if isinstance(content, str) else content)
     file.chmod(mode)
     return file
+
+
+def said(where: Machine, *looks: Check) -> dict[str, Diagnosis]:
+    """What these checks find, by name; what does not work has a command for its fix."""
+    every = [item for look in looks for item in look(where)]
+    assert len({item.name for item in every}) == len(every)
+    for item in every:
+        is_typed = (item.fix or "").startswith(("pip ", "sudo ", "export ", "unset ", "docker ", "trt-engine "))
+        assert item.status in ("ok", "note", "absent") or is_typed, item
+    return {item.name: item for item in every}
 
 
 def package(folder: Path, name: str, version: str) -> None:

@@ -12,9 +12,11 @@ import pytest
 
 import trt_engine.verbs.doctor.machine_checks as checks
 from tensorrt_machines import write
+from trt_engine.environment import Environment
 from trt_engine.installed_from import installable
 from trt_engine.limits import LIMITS, RECORD_SIZE
-from trt_engine.records.diagnosis import Diagnosis, DoctorReport
+from trt_engine.records.diagnosis import BackendState, Diagnosis, DoctorReport
+from trt_engine.reporting.results import result_text
 from trt_engine.verbs.doctor.import_probe import identity_model
 from trt_engine.verbs.doctor.machine import Machine
 from trt_engine.verbs.doctor.run import doctor
@@ -234,13 +236,24 @@ def test_the_verb_prints_every_line_and_ends_with_zero(
     monkeypatch.setattr(sys, "argv", ["trt-engine", "doctor"])
     assert run() == 0
     text = capsys.readouterr().out
-    fixes = [f"fix: {installable(item.fix)}" for item in here.diagnoses if item.fix]
-    assert all(item.message in text for item in here.diagnoses) and all(fix in text for fix in fixes)
+    shown = [item for item in here.diagnoses if item.status != "absent"]
+    fixes = [f"fix: {installable(item.fix)}" for item in shown if item.fix]
+    assert all(item.message in text for item in shown) and all(fix in text for fix in fixes)
     assert re.search(r"backends here:\n(  .*\n)*  onnxruntime +runs on cpu\n", text) and "\x1b" not in text
     assert run(["doctor", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["schema"] == "trt-engine/doctor" and told["problems"] == 0
     assert [item["name"] for item in told["diagnoses"]] == [item.name for item in here.diagnoses]
+
+
+@pytest.mark.parametrize("gpu", [Diagnosis("gpu", "note", "no NVIDIA GPU"), Diagnosis("gpu-0", "ok", "an L4")])
+def test_without_a_gpu_what_is_absent_for_one_is_one_row(gpu: Diagnosis) -> None:
+    absent = [Diagnosis(name, "absent", "not found", "pip install it") for name in ("tensorrt", "trtexec")]
+    states = [BackendState(name, "", name == "onnxruntime", reason="no module") for name in ("tensorrt", "onnxruntime")]
+    text = result_text(DoctorReport((gpu, *absent), tuple(states), Environment.detect(None), 0, 0))
+    folded = gpu.status == "note"
+    assert ("note  for a GPU  absent: tensorrt, trtexec (`--json`: their fixes)" in text) == folded
+    assert all((part in text) != folded for part in ("fix: pip install it", "not found", "cannot run"))
 
 
 @pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -21,19 +20,13 @@ from trt_engine.verbs.doctor.import_probe import tensorrt_rtx_info
 from trt_engine.verbs.doctor.machine import Machine
 from trt_engine.verbs.doctor.run import _backend_state
 
-TYPED = re.compile(r"^(pip |sudo |export |trt-engine )")
-
 
 def machine(root: Path, board: Gpu | None = L4, library_path: str = "") -> Machine:
     return tensorrt_machines.machine(root, board, library_path)
 
 
 def said(where: Machine) -> dict[str, Diagnosis]:
-    every = list(checks.tensorrt_rtx(where))
-    assert len({item.name for item in every}) == len(every)
-    for item in every:
-        assert item.status in ("ok", "note") or (item.fix and TYPED.match(item.fix)), item
-    return {item.name: item for item in every}
+    return tensorrt_machines.said(where, checks.tensorrt_rtx)
 
 
 def state(where: Machine) -> BackendState:
@@ -48,7 +41,7 @@ def state(where: Machine) -> BackendState:
 def test_without_its_packages_the_line_that_brings_them_is_named(tmp_path: Path) -> None:
     for driver, extra in ((L4.driver, "rtx"), ("550.54.15", "rtx-cu12")):
         found = said(machine(tmp_path, replace(L4, driver=driver)))
-        assert found["tensorrt-rtx"].status == "note"
+        assert found["tensorrt-rtx"].status == "absent"
         assert found["tensorrt-rtx"].fix == f'pip install "trt-engine[{extra}]"'
     assert list(said(machine(tmp_path, None))) == ["tensorrt-rtx"]
 

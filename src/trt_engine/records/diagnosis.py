@@ -9,7 +9,7 @@ from trt_engine.display import RichDisplay
 from trt_engine.environment import Environment
 from trt_engine.records.profile import DevicePeaks
 
-Status = Literal["ok", "note", "warning", "problem"]
+Status = Literal["ok", "note", "absent", "warning", "problem"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +19,8 @@ class Diagnosis:
     name: str
     """Stable and greppable: `onnxruntime-twice`, `disk-store`."""
     status: Status
-    """`problem`: something does not work; `warning`: may fail or be slow; `note`: worth knowing."""
+    """`problem`: something does not work; `warning`: may fail or be slow; `note`: worth knowing; `absent`: an optional
+    component that is not installed."""
     message: str
     fix: str | None = None
 

@@ -467,15 +467,24 @@ def migrate_report(report: MigrateReport) -> Iterator[Block]:
 
 # ------------------------------------------------------------------------------------------------ doctor
 
-_MARKS = {"ok": "ok", "note": "note", "warning": "WARNING", "problem": "PROBLEM"}
+_MARKS = {"ok": "ok", "note": "note", "absent": "note", "warning": "WARNING", "problem": "PROBLEM"}
 
 
 def doctor_report(report: DoctorReport) -> Iterator[Block]:
-    """One row per check, followed by its fix; the backends; the device peaks, with missing or doubtful ones."""
-    checks = [((_MARKS[item.status], item.name, item.message), item.fix) for item in report.diagnoses]
+    """One row per check, followed by its fix; the backends; the device peaks, with missing or doubtful ones.
+
+    On a machine without a GPU the components for one that are absent are one row.
+    """
+    no_gpu = any(item.name == "gpu" and item.status == "note" for item in report.diagnoses)
+    absent = [item.name for item in report.diagnoses if item.status == "absent" and no_gpu]
+    shown = [item for item in report.diagnoses if item.name not in absent]
+    checks = [((_MARKS[item.status], item.name, item.message), item.fix) for item in shown]
+    if absent:
+        checks.append((("note", "for a GPU", f"absent: {', '.join(absent)} (`--json`: their fixes)"), None))
     yield _rows("checks", checks)
     above = {item.name for item in report.diagnoses if item.fix}
-    states = [((one.name, _backend_state(one)), None if one.name in above else one.fix) for one in report.backends]
+    backends = [one for one in report.backends if one.runs or one.builds or one.name not in absent]
+    states = [((one.name, _backend_state(one)), None if one.name in above else one.fix) for one in backends]
     yield from (Paragraph(""), _rows("backends here", states))
     for one in report.peaks:
         yield from (Paragraph(""), peaks_table(one))

@@ -305,7 +305,8 @@ def tensorrt(machine: Machine) -> Iterator[Diagnosis]:
         runtimes = [kind for kind in RUNTIME_KINDS if here.runtime(kind).bindings is not None]
         if runtimes:
             text += f"; the {' and '.join(runtimes)} bindings build no engines"
-        yield Diagnosis("tensorrt", "note", text, plans.how_to_install(here))
+        status: Status = "absent" if library is None and not runtimes else "note"
+        yield Diagnosis("tensorrt", status, text, plans.how_to_install(here))
         return
     probed = machine.library_info("tensorrt") if here.bindings is not None else {"error": None}
     if "error" not in probed:
@@ -352,7 +353,7 @@ def tools(machine: Machine) -> Iterator[Diagnosis]:
     here = machine.tensorrt
     if here.trtexec is None:
         yield Diagnosis(
-            "trtexec", "note", "not found on PATH or in /usr/src/tensorrt/bin", "sudo apt-get install libnvinfer-bin"
+            "trtexec", "absent", "not found on PATH or in /usr/src/tensorrt/bin", "sudo apt-get install libnvinfer-bin"
         )
     elif here.trtexec_version is None:
         library = plans.library_in(here.trtexec_message)
@@ -370,15 +371,15 @@ def tools(machine: Machine) -> Iterator[Diagnosis]:
             yield Diagnosis(name, "ok", f"{title}: `{place}`")
         else:
             fix = f"install {title}, then put its folder on PATH: `export PATH=/opt/nvidia/...:$PATH`"
-            yield Diagnosis(name, "note", f"{title} not found", fix if machine.gpus else None)
+            yield Diagnosis(name, "absent", f"{title} not found", fix if machine.gpus else None)
 
 
 def _not_installed(here: Installation) -> Diagnosis:
     found = "not installed; it builds engines for RTX GPUs, also on machines without one"
     if sys.platform != "linux" or platform.machine() != "x86_64":
         place = f"{platform.system()} {platform.machine()}"
-        return Diagnosis("tensorrt-rtx", "note", f"not installed; its packages are for Linux x86_64, this is {place}")
-    return Diagnosis("tensorrt-rtx", "note", found, f'pip install "trt-engine[{_extra("rtx", here)}]"')
+        return Diagnosis("tensorrt-rtx", "absent", f"not installed; its packages are for Linux x86_64, this is {place}")
+    return Diagnosis("tensorrt-rtx", "absent", found, f'pip install "trt-engine[{_extra("rtx", here)}]"')
 
 
 def _extra(name: str, here: Installation) -> str:
@@ -444,12 +445,8 @@ def _gpus(here: Installation) -> Iterator[Diagnosis]:
         if _gpu_runs(board):
             yield Diagnosis(name, "ok", f"{label} runs TensorRT-RTX engines")
         else:
-            yield Diagnosis(
-                name,
-                "note",
-                f"{label} does not run TensorRT-RTX engines, which need {', '.join(RTX_TARGETS)} and later",
-                "trt-engine build MODEL.onnx --backend tensorrt",
-            )
+            text = f"{label} does not run TensorRT-RTX engines, which need {', '.join(RTX_TARGETS)} and later"
+            yield Diagnosis(name, "note", text, "trt-engine build MODEL.onnx --backend tensorrt")
 
 
 def _licence(here: Installation) -> Iterator[Diagnosis]:
@@ -471,12 +468,9 @@ def _provider(here: Installation) -> Iterator[Diagnosis]:
     """ONNX Runtime's provider, which bundles its own TensorRT-RTX."""
     if here.provider is None:
         if any(_gpu_runs(board) for board in here.gpus):
-            yield Diagnosis(
-                "onnxruntime-rtx",
-                "note",
-                "ONNX Runtime's provider for TensorRT-RTX is not installed",
-                f'pip install "trt-engine[{_extra("ort-rtx", here)}]"',
-            )
+            text = "ONNX Runtime's provider for TensorRT-RTX is not installed"
+            fix = f'pip install "trt-engine[{_extra("ort-rtx", here)}]"'
+            yield Diagnosis("onnxruntime-rtx", "absent", text, fix)
         return
     own, below = here.provider_library, here.library()
     text = f"`{here.provider.name}` {here.provider.version}"

@@ -234,12 +234,8 @@ def gpu_support(here: Installation) -> Iterator[Diagnosis]:
         lacks = [kind for kind in versions.COMPUTE_CAPABILITY if kind not in has]
         text = f"{label} with TensorRT {version}: {', '.join(has)}" + (f"; not {', '.join(lacks)}" if lacks else "")
         if answer is None:
-            yield Diagnosis(
-                name,
-                "note",
-                f"{text}; NVIDIA does not list this GPU for this TensorRT",
-                "trt-engine build MODEL.onnx --backend tensorrt -o try.engine",
-            )
+            fix = "trt-engine build MODEL.onnx --backend tensorrt -o try.engine"
+            yield Diagnosis(name, "note", f"{text}; NVIDIA does not list this GPU for this TensorRT", fix)
         else:
             yield Diagnosis(name, "ok", text)
 
@@ -352,7 +348,7 @@ def onnxruntime_provider(here: Installation, folders: Sequence[Path]) -> Iterato
     status: Status = "warning"
     fix: str | None = None
     if fits is None and not here.is_present:
-        status, text, fix = "note", f"{text}, and TensorRT is not installed here", brings
+        status, text, fix = "absent", f"{text}, and TensorRT is not installed here", brings
     elif fits is None:
         other = here.python_version or here.trtexec_version or (here.library() or here.packages[0]).version
         text += f", and the TensorRT here is {other}: that provider cannot be loaded beside it"
