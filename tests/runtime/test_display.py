@@ -21,6 +21,7 @@ import pytest
 import onnx_models as models
 import trt_engine as te
 from trt_engine.display import RichDisplay
+from trt_engine.model import WrittenModel
 from trt_engine.records.build import CachedEngine, CacheReport
 from trt_engine.reporting import results
 from trt_engine.reporting.document import Commands, Facts, Links, Notice, Paragraph, Section, Table
@@ -133,7 +134,9 @@ def test_all_types_with_blocks_and_no_others_have_the_display() -> None:
                 importlib.import_module(module.name)
             except ImportError:  # an extra that is not here
                 assert ".serve." in module.name
-    kinds = {kind for kind in RichDisplay.__subclasses__() if kind.__module__.startswith("trt_engine.")}
+    bases = (RichDisplay, WrittenModel)
+    kinds = {kind for base in bases for kind in base.__subclasses__() if kind.__module__.startswith("trt_engine.")}
+    kinds -= {WrittenModel}
     assert {kind.__name__ for kind in kinds} | {"Server"} == results._FUNCTIONS.keys()
     for kind in kinds:  # IPython looks in the class itself, before its `__repr__`
         assert "_repr_pretty_" in vars(kind), kind

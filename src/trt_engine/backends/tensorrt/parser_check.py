@@ -261,10 +261,6 @@ def _find_failure(texts: list[str], product: str) -> tuple[str, str]:
     return (cause.name if cause is not None else ""), plain_text(cause.text if cause is not None else error, product)
 
 
-if __name__ == "__main__":
-    main(int(sys.argv[1]))
-
-
 _MAX_SHOWN = 3
 _GRAPH_CAUSES = (
     "plugin_not_found",
@@ -345,3 +341,7 @@ def unsupported_model_error(
     return ModelError(
         message, hint=hint or f"`trt-engine inspect {quoted(path)}` lists what in the model {product} cannot take"
     )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
