@@ -594,7 +594,7 @@ def test_an_argument_that_is_no_tensor_and_is_not_given_is_asked_for(tmp_path: P
 def test_the_inputs_that_are_asked_for_fit_the_first_layer(kind: str, shape: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError) as refused:
         convert("reads", tmp_path, inputs=None, options={"kind": kind})
-    assert refused.value.hint == f"--input input:{shape}"
+    assert refused.value.hint == f"`--input input:{shape}`"
 
 
 def test_a_library_that_does_not_import_is_a_fault_of_the_installation(
