@@ -47,8 +47,7 @@ except ImportError:
 
 RESULTS = ROOT / "benchmarks" / "results" / "kills-cpu.jsonl"
 STAGED = "*.tmp"
-LONGEST_S = 600.0
-"""Of a command, on a machine that others use too: a cell of `run` can take half a minute there."""
+LONGEST_S = 120.0
 ROWS = 400
 
 

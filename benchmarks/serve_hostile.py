@@ -104,7 +104,7 @@ def _ask(ends: Connection) -> None:
 # ------------------------------------------------------------------------------------------------ clients
 
 Clients = Callable[[Server, threading.Event, list[Any]], None]
-"""Opens what it opens, keeps it in the list until it is told to end."""
+"""Opens connections and keeps them in the list until the event is set."""
 
 
 def _request(path: str, body: bytes, *headers: str, method: str = "POST") -> bytes:
@@ -330,7 +330,7 @@ def measure(name: str, engine: Path, seconds: float) -> dict[str, Any]:
     faults = [
         *([f"{(most - before) / MIB:.0f} MiB"] if (most - before) / MIB > bound else []),
         *([f"{after_files - files} descriptors stay"] if after_files > files + 4 else []),
-        *([f"live took {slowest:.1f} s"] if slowest > 1 else []), *(["SIGTERM"] if ended_s > 13 else []),
+        *([f"live took {slowest:.1f} s"] if slowest > 1 else []), *(["SIGTERM"] if ended_s > 8 else []),
     ]  # fmt: skip
     return {
         "case": name, "clients": count, "memory_mib": [round(value / MIB) for value in (before, most, after)],

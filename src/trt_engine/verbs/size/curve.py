@@ -289,7 +289,12 @@ def scan_sizes(batch: int, width: int) -> tuple[int, ...]:
 
 
 def expected_rate(batch: int, images_per_s: Mapping[int, float]) -> float | None:
-    """Throughput (images/s) predicted by the other sizes; None without others."""
+    """Throughput (images/s) predicted by the other sizes; None without others.
+
+    Without cliffs a larger batch gives at least as many images/s, and a smaller one takes no longer. So a smaller size
+    predicts its own throughput, a larger one its own times the ratio of the sizes. The second highest prediction counts
+    (the highest of fewer than three): one outlier does not matter.
+    """
     suggestions = sorted(
         (rate if other < batch else rate * batch / other for other, rate in images_per_s.items() if other != batch),
         reverse=True,

@@ -45,6 +45,7 @@ from trt_engine.video.stream import StreamFrame, StreamSettings, VideoStream
 from trt_engine.vision.spec import Vision, vision_of
 from trt_engine.workers.crash import exit_name, restore_error
 from trt_engine.workers.messages import ErrorMessage, error_message
+from trt_engine.workers.process import exit_with_parent
 
 log = logging.getLogger("trt_engine.verbs.size.video_run")
 
@@ -319,6 +320,7 @@ class OtherProcess(Closing):
 
 def _play_for_parent(pipe: Connection, request: WorkerRequest) -> None:
     """Entry point of `OtherProcess`."""
+    exit_with_parent(reads_stdin=True)
     errors.in_shell = True  # as written: the parent has the caller
     try:
         assert request.video is not None
