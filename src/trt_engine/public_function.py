@@ -104,14 +104,10 @@ _TYPES: dict[str, Any] = {
     "PreprocessFunction": Callable, "None": type(None),
 }  # fmt: skip
 _EXPECTED = {
-    "bool": "`True` or `False`",
-    "float": "a number",
-    "int": "a whole number",
-    "str": "text",
-    "Literal": "text",
-}
-_EXPECTED |= {"Mapping": "a mapping", "Tensors": "arrays by name", "Sequence": "a list"}
-_EXPECTED |= {"Iterable": "a list", "Path": "a path", "PreprocessFunction": "a function", "bytes": "bytes"}
+    "bool": "`True` or `False`", "float": "a number", "int": "a whole number", "str": "text", "Literal": "text",
+    "Mapping": "a mapping", "Tensors": "arrays by name", "Sequence": "a list", "Iterable": "a list", "Path": "a path",
+    "PreprocessFunction": "a function", "bytes": "bytes",
+}  # fmt: skip
 
 
 @functools.cache
@@ -144,6 +140,9 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
     settings = _typed_settings().get(str(last.annotation).removeprefix("Unpack[").removesuffix("]"))
     if last.kind is not last.VAR_KEYWORD or settings is None:
         return signature.replace(parameters=[*named, last]), text
+    if "inputs" in settings and any(_ANY_MODEL in str(item.annotation) for item in named):
+        annotation, help = settings["inputs"]  # of a module they are the examples that it is converted with
+        settings = settings | {"inputs": (f"{annotation} | ExampleInputs", help)}
     kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
     configs = [getattr(sys.modules[function.__module__], kind) for kind in kinds]
     known = {item.name: item for config in configs for item in dataclasses.fields(config)}

@@ -135,7 +135,6 @@ def test_the_graph_and_the_name_are_those_of_the_model_in_memory(model: Path) ->
     built = te.build(proto, batch=BATCH)
     assert built.signature == te.build(model, batch=BATCH).signature
     assert built.passport.model.name == proto.graph.name
-    assert te.inspect(built) == te.inspect(built.path)
 
 
 @pytest.mark.full
@@ -175,6 +174,8 @@ class TestTorch:
             assert report.signature is not None and report.signature.inputs[0].shape == (-1, 3, 8, 8)
         assert te.build(program, batch=BATCH).signature.inputs[0].shape == (-1, 3, 8, 8)
         assert te.build(net, inputs=tensor, batch=BATCH).signature.inputs[0].shape == (-1, 3, 8, 8)
+        assert te.compare(net, net, inputs=tensor, **SHORT).comparisons and te.bench(net, inputs=tensor, **SHORT)
+        assert te.ranges(net, {"input": tensor.numpy()}, inputs=tensor) and te.cast(net, "fp16", inputs=tensor).out
 
     def test_a_module_without_examples_says_what_to_give(self, net: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no example inputs") as refused:

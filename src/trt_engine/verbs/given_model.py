@@ -78,6 +78,7 @@ class _Files:
 
     def __init__(self, function: str, settings: dict[str, Any], stack: contextlib.ExitStack) -> None:
         self._function, self._settings, self._stack = function, settings, stack
+        self._examples: Any = None
 
     def path_of(self, value: Any, name: str) -> Any:
         """The model as a path, an `Engine` or a `Model`; written now where it is in memory."""
@@ -111,8 +112,9 @@ class _Files:
     def _converted(self, module: Any) -> Path:
         """The module as ONNX, converted with the examples that the call has."""
         given = self._settings.get("inputs")
-        inputs = None if given is None or isinstance(given, str | os.PathLike) else self._settings.pop("inputs")
-        examples = self._settings.get("shapes") if inputs is None else inputs
+        if given is not None and not isinstance(given, str | os.PathLike):
+            self._examples = self._settings.pop("inputs")  # for the call's other modules, too
+        examples = self._settings.get("shapes") if self._examples is None else self._examples
         if examples is None and model_kind(module) != "exported-program":
             raise _convert_first(self._function, module)
         from trt_engine.config.convert import ConvertConfig
