@@ -175,7 +175,7 @@ class TestTorch:
         assert te.build(program, batch=BATCH).signature.inputs[0].shape == (-1, 3, 8, 8)
         assert te.build(net, inputs=tensor, batch=BATCH).signature.inputs[0].shape == (-1, 3, 8, 8)
         assert te.compare(net, net, inputs=tensor, **SHORT).comparisons and te.bench(net, inputs=tensor, **SHORT)
-        assert te.ranges(net, {"input": tensor.numpy()}, inputs=tensor) and te.cast(net, "fp16", inputs=tensor).out
+        assert te.ranges(net, {"input": tensor.numpy()}, inputs=tensor) and te.cast(net, "fp16", inputs=tensor)
 
     def test_a_module_without_examples_says_what_to_give(self, net: Any, tmp_path: Path) -> None:
         with pytest.raises(UsageError, match="no example inputs") as refused:
