@@ -438,12 +438,6 @@ def test_layers_of_another_library_are_not_those_of_tensorrt(tmp_path: Path) -> 
     assert [(item.line, item.rule) for item in report.findings] == [(9, "nd-layers")]
 
 
-@pytest.mark.parametrize("release", ["10.-1", "-10.0", "1_0.0"])
-def test_a_release_has_two_plain_numbers(release: str, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="is not a release"):
-        te.migrate(tmp_path, to_release=release)
-
-
 @pytest.mark.parametrize(
     ("file", "text", "line"),
     [

@@ -32,6 +32,9 @@ _QUERY = """
 """
 _USES_TENSORRT = re.compile(
     r"nvinfer1|NvInfer|NvOnnxParser|nvonnxparser|NvCaffeParser|NvUffParser|trt_(?:fp16|bf16|int8)_|trtexec|polygraphy"
+    r"|\bI(?:CudaEngine|BuilderConfig|ExecutionContext|NetworkDefinition|OptimizationProfile|Int8\w*Calibrator\w*|PluginV2\w*)\b"
+    r"|BuilderFlag::k|AcrossBatch\(|[gs]et(?:Nb)?Binding|enqueueV2\(|MaxWorkspaceSize\(|platformHasFast|buildEngineWithConfig"
+    r"|createNetworkV2\(|deserializeCudaEngine\(|createExecutionContext|getPluginRegistry\(|nv(?:caffe|uff)parser"
 )
 _DECLARED = re.compile(
     r"\b(I[A-Z]\w+)\b\s*(?:,[^<>;={}()]{0,200})?[\s>*&]*(?:const\s+)?(\w+)\s*(?=[=;,)({\[:]|$)", re.MULTILINE
@@ -67,7 +70,7 @@ def is_available() -> bool:
 
 
 def may_concern(text: str) -> bool:
-    """Whether a C++ file uses TensorRT."""
+    """Whether a C++ file uses TensorRT: by its headers, or by names of its own where a project's header includes them."""
     return bool(_USES_TENSORRT.search(text))
 
 

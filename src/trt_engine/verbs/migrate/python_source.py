@@ -167,6 +167,8 @@ class _Scan(ast.NodeVisitor):
                 self.imported |= {
                     one: one for one in map(_first_part, self.rules.python) if one not in self.own_classes
                 }
+            elif item.name == "*":  # of a project's own module that has imported it: nothing else is named so
+                self.modules.add("trt")
             elif item.name in _MODULES:  # from polygraphy.mod import tensorrt
                 self.modules.add(name)
             elif node.module in _MODULES:

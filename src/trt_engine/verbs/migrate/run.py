@@ -45,11 +45,10 @@ if TYPE_CHECKING:
 
 
 _CONCERNS = (
-    "tensorrt", "trtexec", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "trt_", "network-mode",
-    "nvcr.io/nvidia", "onnx-file", "uff-file", "torch2trt", "ultralytics", "format=", "fp16_mode", "enable_fp16",
-    "image_encoder_engine", "--include", "icudaengine", "iexecutioncontext", "ibuilderconfig", "builderflag", "2trt",
+    "trt", "tensorrt", "polygraphy", "nvinfer", "nvonnxparser", "nvparsers", "nvcaffe", "nvuff", "network-mode", "nvcr.io",
+    "onnx-file", "uff-file", "ultralytics", "format=", "fp16_mode", "enable_fp16", "image_encoder_engine", "--include",
 )  # fmt: skip
-"""One of these is in every file that a rule concerns, in whatever case."""
+"""One of these is in every file that a rule concerns, in whatever case, or a name of the C++ API."""
 _INSTALL = "`pip install 'trt-engine[migrate]'`"
 _MAX_PASSES = 4
 _PARSED = ("python", "notebook", "cpp")
@@ -124,7 +123,8 @@ class _Scan:
         if text is None:
             self._skip(path, "a binary file")
             return
-        if not _concerns(text):
+        lower = text.lower()
+        if not any(word in lower for word in _CONCERNS) and not cpp_source.may_concern(text):
             self.checked += kind != "cpp" or cpp_source.is_available()
             return
         if size > MAX_BYTES and kind != "log":
@@ -209,11 +209,6 @@ class _Scan:
             diff="".join(self.diffs) if shown else None,
             files_fixed=tuple(self.fixed),
         )
-
-
-def _concerns(text: str) -> bool:
-    lower = text.lower()
-    return any(word in lower for word in _CONCERNS)
 
 
 def scan_source(source: Source, kind: Kind, rules: RuleSet) -> Iterator[Hit]:
