@@ -12,8 +12,9 @@ import pytest
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.errors import TrtEngineError, UsageError
+from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.public_function import _named_kinds, check_call
+from trt_engine.runtime.feeds import write_outputs
 
 CALLS = [name for name in te.__all__ if inspect.isfunction(getattr(te, name)) or name.endswith("Config")]
 CALLS.remove("log_to")  # it stands below what checks the others
@@ -48,6 +49,14 @@ WRONG: dict[str, tuple[Callable[[te.InferenceEngine, Any], object], str]] = {
     "feeds of a call": (lambda runner, x: runner.bind(x)(x), r"a bound call takes no feeds"),
     "shapes": (lambda runner, _: runner.warmup(shapes=7), r"`shapes` is 7, expected a mapping"),
     "seed": (lambda runner, _: runner.warmup(seed=[None]), r"`seed` is a list of 1, expected a whole number"),
+    "result=array": (lambda runner, x: runner.infer(x, result=x), r"`result` is an array `ndarray` of .*, expected `True`"),
+    "on_device=name": (lambda runner, x: runner.infer(x, on_device="cuda:0"), r"`on_device` is 'cuda:0', expected `True`"),
+    "a century": (lambda *_: te.BenchConfig(idle_s=4e9), r"`--idle` is 4000000000.0, expected 1e\+09 or less"),
+    "device": (lambda *_: te.BuildConfig(device=0), r"`device` is 0, expected text\nhint: as `device=\"cuda:0\"`"),
+    "no such tensor": (
+        lambda runner, _: te.cast(runner.engine.path.with_name("net.onnx"), "fp16", ranges={"xx": 1.0}),
+        r"the model has no tensor `xx`",
+    ),
     "positions": (lambda *_: te.BuildConfig(1, 2), r"`te.BuildConfig`: too many positional arguments"),
     "another config": (lambda *_: te.bench("x", config=te.BuildConfig()), r"`config` is an object of .*BuildConfig"),
     "labels": (
@@ -57,6 +66,47 @@ WRONG: dict[str, tuple[Callable[[te.InferenceEngine, Any], object], str]] = {
         r"item 0 is a tuple of 2, expected one array of numbers",
     ),
 }  # fmt: skip
+
+
+TAKEN: tuple[Callable[[Any], Any], ...] = (lambda x: {"images": x}, lambda x: x)
+REFUSED: tuple[Callable[[Any], Any], ...] = (lambda x: {"images": x.tolist()}, lambda x: [x], iter, lambda _: 3)
+TAKERS: dict[str, Callable[[Path, Path, Any], object]] = {
+    "infer an engine": lambda engine, _, x: te.infer(engine, x),
+    "infer a model": lambda _, model, x: te.infer(model, x),
+    "bench": lambda engine, _, x: te.bench(engine, inputs=x, duration_s=0.01, warmup_s=0),
+    "build": lambda engine, model, x: te.build(
+        model, inputs=x, out=engine.with_name("other.engine.onnx"), overwrite=True
+    ),
+    "cast": lambda _, model, x: te.cast(model, "fp16", inputs=x, dry_run=True),
+}
+
+
+@pytest.mark.parametrize("taker", TAKERS)
+def test_every_function_takes_the_same_forms_of_inputs_and_refuses_the_others_in_words(
+    taker: str, tmp_path: Path
+) -> None:
+    model = models.conv_net(tmp_path / "net.onnx")
+    engine = te.build(model, batch=(1, 2, 2), out=tmp_path / "net.engine.onnx")
+    x = np.zeros([abs(size) for size in engine.signature.inputs[0].shape], np.float32)
+    for form in TAKEN:
+        TAKERS[taker](engine.path, model, form(x))
+    for form in REFUSED:
+        with pytest.raises(FeedError, match=r"expected an array\nhint: `numpy.asarray"):
+            TAKERS[taker](engine.path, model, form(x))
+
+
+def test_a_path_is_taken_where_text_names_data(tmp_path: Path) -> None:
+    model = models.conv_net(tmp_path / "net.onnx")
+    x = np.zeros((2, *map(abs, te.inspect(model).signature.inputs[0].shape[1:])), np.float32)
+    data = write_outputs(tmp_path / "data.npy", {"images": x})
+    engine = te.build(model, batch=(1, 2, 2), precision="int8", calib_data=data, out=tmp_path / "net.engine.onnx")
+    assert engine.passport.build.notes["calibrated_with"] == str(data)
+
+
+def test_known_ranges_keep_nodes_of_a_cast(tmp_path: Path) -> None:
+    model = models.conv_net(tmp_path / "net.onnx")
+    kept = [te.cast(model, "fp16", ranges={"images": top}, dry_run=True).fp32_nodes for top in (1.0, 7e4)]
+    assert not kept[0] and "`images` reaches 7e+04" in kept[1][0].reason
 
 
 @pytest.mark.parametrize(

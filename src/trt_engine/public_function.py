@@ -94,10 +94,16 @@ def check_call(label: str, shown: inspect.Signature, args: tuple[Any, ...], kwar
         if kinds and not any(_is_of(value, kind) for kind in kinds):
             config = next((kind for kind in kinds if kind.endswith("Config")), None)
             hint = f"a `{config}`, or its settings by name" if config else f"`help({label})` lists the arguments"
+            hint = _HINTS.get(name, hint)
             expected = " or ".join(_EXPECTED.get(kind, f"a `{kind}`") for kind in kinds if kind != "None")
             raise UsageError(f"`{name}` is {found_instead(value)}, expected {expected}", hint=hint)
 
 
+_HINTS = {
+    "device": 'as `device="cuda:0"`',
+    "calib_data": "a path of such data; `te.quantize` also takes arrays",
+    "inputs": 'put them in one file by name: `numpy.savez("inputs.npz", name=array)`',
+}
 _TYPES: dict[str, Any] = {
     "bool": None, "float": numbers.Real, "int": numbers.Integral, "str": str, "Literal": str, "Path": os.PathLike | str,
     "Mapping": Mapping, "Tensors": Mapping, "Sequence": Iterable, "Iterable": Iterable, "bytes": bytes,

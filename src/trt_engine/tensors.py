@@ -161,6 +161,10 @@ def _words(names: Sequence[str]) -> list[str]:
     return re.split(r"[^a-z]+", " ".join(names).lower())
 
 
+NO_ARRAY = "`numpy.asarray(value, dtype=...)`: dtypes are not inferred"
+"""The hint where something else is given for an array."""
+
+
 def dtype_name(array: Any) -> str:
     """The name of the element type of an array of any library; of its class where it is not an array."""
     found = getattr(array, "dtype", type(array).__name__)
@@ -261,7 +265,7 @@ class TensorSpec:
         kind = dtype_name(array)
         cast = f"`.to(torch.{self.dtype})`" if type(array).__module__ == "torch" else f'`.astype("{self.dtype}")`'
         if shape is None:
-            raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint="numpy.asarray")
+            raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint=NO_ARRAY)
         if kind != self.dtype and not (self.dtype == "string" and kind.startswith(("object", "str", "bytes"))):
             raise FeedError(f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f"convert it: {cast}")
         self.check_shape(tuple(shape))
@@ -304,6 +308,16 @@ class Signature(RichDisplay):
             if spec.name == name:
                 return spec
         raise UsageError(f"unknown input `{name}`", hint=suggest(name, [spec.name for spec in self.inputs]))
+
+    def by_name(self, given: Any, which: Literal["inputs", "outputs"] = "inputs") -> Tensors:
+        """Arrays by name, where they may be one array for the only input or output; `FeedError` where there are more."""
+        specs: tuple[TensorSpec, ...] = getattr(self, which)
+        if isinstance(given, Mapping):
+            return given
+        if len(specs) != 1:
+            found = f"the {which} are a {type(given).__name__}, the engine has {len(specs)} {which}"
+            raise FeedError(found, hint=f"pass arrays by name: {', '.join(f'`{spec.name}`' for spec in specs)}")
+        return {specs[0].name: given}
 
     def check(self, feeds: Tensors) -> None:
         """`FeedError` unless exactly the inputs are fed, each with its dtype, rank and fixed sizes, and equal sizes for

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trt_engine.config.profiles import Profile, ShapeRange
-from trt_engine.errors import FeedError, ModelError, ProfileError, ShapeError, UsageError
+from trt_engine.errors import FeedError, ModelError, ProfileError, ShapeError
 from trt_engine.runtime.feeds import numpy_dtype, random_feeds, read_feeds, shapes_of, write_outputs
 from trt_engine.tensors import DTYPES, Signature, TensorSpec
 
@@ -69,17 +69,6 @@ def test_a_row_is_the_same_in_every_batch_and_beside_every_other_input() -> None
 
 
 # ------------------------------------------------------------------------------------------------ files
-
-
-def test_an_npy_feeds_a_model_of_one_input(tmp_path: Path) -> None:
-    x = np.ones((2, 3, 4, 4), np.float32)
-    np.save(tmp_path / "x.npy", x)
-    assert np.array_equal(read_feeds(tmp_path / "x.npy", ONE)["images"], x)
-
-
-def test_an_npz_feeds_by_name(tmp_path: Path) -> None:
-    np.savez(tmp_path / "x.npz", images=np.ones((2, 3, 4, 4), np.float32), sizes=np.ones((2, 2), np.int64))
-    assert set(read_feeds(tmp_path / "x.npz", TWO)) == {"images", "sizes"}
 
 
 def test_fortran_order_and_foreign_byte_order_are_read_as_the_same_values(tmp_path: Path) -> None:
@@ -194,9 +183,3 @@ def test_an_npy_cannot_feed_two_inputs(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.ones((2, 3, 4, 4), np.float32))
     with pytest.raises(FeedError, match="2 inputs: `images`, `sizes`"):
         read_feeds(tmp_path / "x.npy", TWO)
-
-
-def test_two_outputs_do_not_fit_an_npy(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"there are 2: `a`, `b`"):
-        write_outputs(tmp_path / "y.npy", {"a": np.ones(1), "b": np.ones(1)})
-    assert not list(tmp_path.iterdir())

@@ -342,7 +342,7 @@ def test_a_lane_that_ran_a_batch_of_that_size_last_is_chosen_for_the_next(load: 
         (lambda engine: engine.warmup(runs="x"), "`runs` is 'x', expected a whole number"),
         (lambda engine: engine.warmup(0), "`runs` is 0"),
         (lambda engine: engine.warmup(1, batch="a"), "`batch` is 'a'"),
-        (lambda engine: engine.infer({1: np.ones((1, 3), np.float32)}), "the name of an input is 1"),
+        (lambda engine: engine.infer({1: np.ones((1, 3), np.float32)}), "unknown input `1`"),
     ],
 )
 def test_what_is_no_number_and_no_name_is_told_in_our_words(

@@ -196,21 +196,6 @@ def test_who_has_every_context_and_asks_for_another_is_told_so(
     assert "contexts" in said[0] and pool.stats().busy == 0
 
 
-def test_a_wait_longer_than_the_platform_can_wait_is_as_long_as_it_can(
-    load: Callable[..., InferenceEngine], double: Path
-) -> None:
-    engine = load(double, contexts=1, wait_timeout_s=1e12)
-    pool = pool_of(engine)
-    lane = pool._wait_queue.acquire({"x": X}, unlimited=True)
-    future = engine.infer_async(X)
-    ends_s = time.monotonic() + HANG_S
-    while not (pool.stats().waiting or future.done()):
-        assert time.monotonic() < ends_s
-        time.sleep(0.001)
-    pool._wait_queue.release(lane)
-    assert np.array_equal(future.result(HANG_S)["y"], 2 * X)
-
-
 def test_who_is_turned_away_as_his_patience_ends_is_told_that_it_is_closed(
     load: Callable[..., InferenceEngine], double: Path
 ) -> None:

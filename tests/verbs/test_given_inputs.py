@@ -11,7 +11,6 @@ import onnx_models as models
 import trt_engine as te
 from onnx_models import FLOAT, INT64, node, save
 from trt_engine.cli.main import run
-from trt_engine.config.settings import settings
 from trt_engine.errors import FeedError, ProfileError
 from trt_engine.records.parity import Parity
 
@@ -72,14 +71,9 @@ def test_a_build_is_judged_on_the_given_values_and_its_engine_runs_on_them_alone
     engine = te.build(recogniser, inputs=given, batch=(1, 2, 4))
     assert "given.npz (sha256:" in parity_of(engine).inputs
     assert "`x`" not in parity_of(engine).inputs and "seeded random" in parity_of(engine).inputs
+    assert engine.passport.build.notes["inputs"].startswith("given.npz")
     again = te.bench(engine, duration_s=0.001, warmup_s=0, batch=3)
     assert again.shapes["state"] == (2, 3, 16)
-
-
-def test_an_engine_that_was_not_judged_is_judged_once_values_are_given(recogniser: Path, given: Path) -> None:
-    assert te.build(recogniser).passport.parity is None
-    assert parity_of(te.build(recogniser, inputs=given)).passed
-    assert te.build(recogniser, inputs=given).passport.build.notes["inputs"].startswith("given.npz")
 
 
 def test_rows_of_the_file_are_repeated_for_a_larger_batch(tmp_path: Path) -> None:
@@ -114,17 +108,3 @@ def test_values_outside_of_every_profile_are_refused(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.zeros((2, 3, 9, 8), np.float32))
     with pytest.raises((FeedError, ProfileError)):
         te.build(model, inputs=tmp_path / "x.npy")
-
-
-def test_the_option_is_one_everywhere() -> None:
-    from trt_engine.config import bench, build, precision
-    from trt_engine.verbs.loadtest import config as loadtest
-
-    made = [
-        item
-        for kind in (bench.BenchConfig, build.BuildConfig, loadtest.LoadtestConfig, precision.QuantizeConfig)
-        for item in settings(kind)
-        if item.name == "inputs"
-    ]
-    assert {(item.flags, item.metavar, item.parse) for item in made} == {(("--inputs",), "FILE", Path)}
-    assert len(made) == 4

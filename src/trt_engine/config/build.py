@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from trt_engine.config.parse import (
-    _parse_device,
+    device_name,
     parse_batch,
     parse_gpus,
     parse_names,
@@ -16,7 +16,7 @@ from trt_engine.config.parse import (
 )
 from trt_engine.config.precision import PRECISIONS, PREPROCESS_METAVAR, parse_precisions
 from trt_engine.config.profiles import Profile, check_known_shape, parse_profile, profile_for
-from trt_engine.config.settings import Config, inputs_option, opt, settings
+from trt_engine.config.settings import Config, inputs_option, opt, path_text, settings
 from trt_engine.errors import UsageError
 from trt_engine.tensors import Shape, Signature
 from trt_engine.units import parse_duration
@@ -36,16 +36,16 @@ class BuildConfig(Config):
     )
     device: str = opt(
         "", "the device to build for: cpu, cuda:0, ... [default: the backend's own, cpu where it has it]",
-        parse=_parse_device, metavar="cpu|cuda:N",
+        parse=device_name, metavar="cpu|cuda:N",
     )  # fmt: skip
     precision: str | None = opt(None, "what the engine must compute in [default: as the graph is]", choices=PRECISIONS)
     calib_data: str | None = opt(
         None, "calibration data where `--precision` requires quantising the graph: a folder, .npz", metavar="DATA",
-        group="Input",
+        group="Input", parse=path_text,
     )  # fmt: skip
     preprocess: str | None = opt(
         None, "how images of `--calib-data` become inputs, instead of what the model declares",
-        metavar=PREPROCESS_METAVAR, group="Input",
+        metavar=PREPROCESS_METAVAR, group="Input", parse=path_text,
     )  # fmt: skip
     profiles: tuple[Profile, ...] = opt(
         (), "min,opt,max shapes, as images:1x3x640x640,8x3x640x640,64x3x640x640", flags="--profile",
@@ -97,7 +97,7 @@ class BuildConfig(Config):
     )
     accuracy_data: str | None = opt(
         None, "labelled dataset that every candidate is evaluated on, as for evaluate", metavar="DATASET",
-        in_key=False, group="Candidates",
+        parse=path_text, in_key=False, group="Candidates",
     )  # fmt: skip
     accuracy_drop: float = opt(
         0.01, "how far a candidate's AP or top-1 may be below that of the first", ge=0, group="Candidates"

@@ -15,16 +15,7 @@ from trt_engine.units import parse_size
 SCALAR_PARSERS: dict[str, Callable[[str], Any]] = {
     "int": int,
     "float": float,
-    "bool": {
-        "1": True,
-        "true": True,
-        "on": True,
-        "yes": True,
-        "0": False,
-        "false": False,
-        "off": False,
-        "no": False,
-    }.__getitem__,
+    "bool": (dict.fromkeys("1 true on yes".split(), True) | dict.fromkeys("0 false off no".split(), False)).__getitem__,
 }
 _SEPARATOR = re.compile(r"\s*[,;]\s*|\s+")
 _SHAPES_HINT = "write shapes as `images:1x3x640x640`, several with commas"
@@ -152,7 +143,7 @@ def parse_options(values: Iterable[str]) -> dict[str, str]:
     return options
 
 
-def _parse_device(value: str | int) -> str:
+def device_name(value: str | int) -> str:
     """`cpu`, `cuda:0`: one spelling for each device; a bare number is a CUDA device; nothing is the backend's own."""
     if value == "":
         return ""

@@ -81,7 +81,8 @@ class CastConfig(_Exclusions):
         "[default: random]", metavar="PATH", group="Input",
     )  # fmt: skip
     ranges: Any = opt(
-        None, "a report of `ranges`: the nodes it names stay in FP32", flags="", accepts="RangesReport | None",
+        None, "a report of `ranges`, or largest values by tensor: what leaves the range stays in FP32", flags="",
+        accepts="RangesReport | CalibrationResult | Mapping[str, float] | None",
     )  # fmt: skip
     keep_io: bool = opt(True, "keep inputs and outputs in FP32 (`--no-keep-io` to cast them)")
     auto_exclude: bool = opt(False, "keep nodes in FP32 whose values leave the type's range on the data")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from trt_engine.config.parse import _parse_device, parse_batch_sizes, parse_bytes, parse_graphs, parse_names
+from trt_engine.config.parse import device_name, parse_batch_sizes, parse_bytes, parse_graphs, parse_names
 from trt_engine.config.settings import Config, check_limits, opt
 from trt_engine.units import parse_duration
 
@@ -42,7 +42,7 @@ class RuntimeConfig(Config):
     GROUP: ClassVar[str] = "Advanced"
 
     device: str | None = opt(
-        None, "the device to run on [default: the one the engine was built for]", parse=_parse_device, metavar="cpu|cuda:N",
+        None, "the device to run on [default: the one the engine was built for]", parse=device_name, metavar="cpu|cuda:N",
         group="Build",
     )  # fmt: skip
     contexts: int = opt(1, "inferences in flight at once on backends with contexts", ge=1)

@@ -8,6 +8,7 @@ import functools
 import inspect
 import math
 import numbers
+import os
 import re
 import shlex
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -103,6 +104,11 @@ def inputs_option(help: str = "values of inputs, a .npz by name or a .npy of one
     return opt(None, help, flags="--inputs", parse=Path, metavar="FILE", group="Input", in_key=False)
 
 
+def path_text(value: Path | str) -> str:
+    """A path, or a word in its place, as text."""
+    return os.fsdecode(value)
+
+
 class Config:
     """Base of the config classes: their limits are checked wherever one is made."""
 
@@ -124,6 +130,10 @@ def _init_signature(kind: type) -> inspect.Signature:
     return inspect.signature(kind.__init__)  # type: ignore[misc]
 
 
+_LONGEST = {"_ms": 1e12, "_s": 1e9}
+"""The longest time by its unit, about 31 years: clocks and waits of a platform cannot have much more."""
+
+
 def check_limits(config: Any) -> None:
     """`UsageError` for a setting that is not a number or is outside its limits."""
     for item in settings(config):
@@ -133,8 +143,10 @@ def check_limits(config: Any) -> None:
         if value is None or (item.ge is None and item.gt is None):
             continue
         fits = value >= item.ge if item.ge is not None else value > item.gt
-        if not (fits and value < math.inf):
+        most = next((limit for unit, limit in _LONGEST.items() if item.name.endswith(unit)), math.inf)
+        if not (fits and value < math.inf and value <= most):
             limit = f"{item.ge:g} or more" if item.ge is not None else f"more than {item.gt:g}"
+            limit = f"{most:g} or less" if most < value < math.inf else limit
             raise UsageError(f"`{(*item.flags, item.name)[0]}` is {value}, expected {limit}", hint=item.help)
 
 

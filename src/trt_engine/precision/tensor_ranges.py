@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import math
+import numbers
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -19,8 +20,9 @@ import numpy as np
 import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from trt_engine.atomic_io import found_instead
 from trt_engine.config.precision import RangesConfig
-from trt_engine.errors import FeedError
+from trt_engine.errors import FeedError, UsageError
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import consumers_of
 from trt_engine.graph.load import check_onnxruntime, open_model, parse_errors
@@ -35,6 +37,7 @@ from trt_engine.progress import progress_counter
 from trt_engine.records.base import Finding
 from trt_engine.records.precision import Exclusion, RangesReport, TensorRange
 from trt_engine.runtime.feeds import read_values
+from trt_engine.tensors import suggest
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +117,26 @@ def ranges(
         warnings=tuple(warnings),
         skipped=dict(samples.skipped),
     )
+
+
+def out_of_fp16(model: Model, largest: Mapping[str, Any]) -> dict[str, str]:
+    """The nodes next to tensors that FP16 cannot represent, with the reasons of `ranges`; `largest` are absolute values.
+
+    Raises `UsageError` for a tensor that the model does not have, and for what is not a number of 0 or more.
+    """
+    judge = _RangeChecker(_Connections.from_proto(model.proto), RangesConfig().headroom)
+    for name, value in largest.items():
+        if not judge.connections.adjacent_nodes(name):
+            known = [*judge.connections.producers, *(spec.name for spec in model.signature.inputs)]
+            raise UsageError(f"the model has no tensor `{name}`", hint=suggest(name, known))
+        if not isinstance(value, numbers.Real) or not float(value) >= 0:
+            raise UsageError(
+                f"the range of `{name}` is {found_instead(value)}, expected its largest absolute value",
+                hint='as `ranges={"scores": 7e4}`',
+            )
+        stats = _TensorStats("activation", minimum=-float(value), maximum=float(value))
+        judge.check_tensor(stats.to_record(name, None))
+    return {node: item.reason for node, item in judge.exclude.items()}
 
 
 # ------------------------------------------------------------------------------------------------ the graph

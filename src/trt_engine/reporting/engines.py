@@ -88,10 +88,7 @@ def inference_result(result: InferenceResult) -> Iterator[Block]:
 def stats(stats: Stats) -> Iterator[Block]:
     pool, batching = stats.pool, stats.batching
     mean = f"mean {format_ms(stats.seconds / stats.requests * 1e3)}" if stats.requests else None
-    rows: list[Fact] = [
-        ("requests", _counts(stats)),
-        ("latency", mean),
-    ]
+    rows: list[Fact] = [("requests", _counts(stats)), ("latency", mean)]
     if pool is not None:
         rows += [
             ("contexts", f"{pool.contexts}, {pool.busy} busy"),

@@ -69,14 +69,7 @@ class BoundCall(ProcessBound, RichDisplay):
     It keeps the arrays alive. For one thread at a time; each `call()` reads the inputs again and overwrites the outputs.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        profile: int,
-        home: BoundCallHome,
-        inputs: Tensors,
-        outputs: Tensors,
-    ) -> None:
+    def __init__(self, session: Session, profile: int, home: BoundCallHome, inputs: Tensors, outputs: Tensors) -> None:
         """`inputs` are validated arrays of all inputs by name, in the dtypes of the signature, and their shapes are those of
         each call; outputs that are left out are allocated on the device.
 

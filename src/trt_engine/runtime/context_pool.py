@@ -376,7 +376,7 @@ class WaitQueue:
 
     def _wait(self, waiter: _Waiter, timeout_s: float) -> Slot:
         since_s = time.monotonic()
-        granted = waiter.granted.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX))
+        granted = waiter.granted.acquire(timeout=timeout_s)
         late = not granted and self._remove(waiter)
         waited_s = time.monotonic() - since_s
         with self._lock:

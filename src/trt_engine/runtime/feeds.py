@@ -19,10 +19,21 @@ from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, npz_by
 from trt_engine.atomic_io import write_atomic
 from trt_engine.config.profiles import Profile, shapes_hint
 from trt_engine.device import Device, host
-from trt_engine.errors import FeedError, ModelError, ShapeError, UsageError
+from trt_engine.errors import FeedError, ModelError, ShapeError
 from trt_engine.format import join_names
 from trt_engine.limits import RECORD_VALUES, RUN_SIZE
-from trt_engine.tensors import Choice, Role, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, suggest
+from trt_engine.tensors import (
+    NO_ARRAY,
+    Choice,
+    Role,
+    Shape,
+    Signature,
+    Tensors,
+    TensorSpec,
+    dtype,
+    format_shape,
+    suggest,
+)
 
 Array = npt.NDArray[Any]
 
@@ -324,26 +335,19 @@ def as_spec(array: Array, spec: TensorSpec) -> Array:
 
 
 def write_outputs(path: Path, outputs: Tensors) -> Path:
-    """Write outputs atomically: one array to `.npy`, or arrays by name to `.npz`.
+    """Write outputs atomically: the only array to `.npy`, or arrays by name to `.npz`.
 
     Types numpy lacks are written as unsigned integers of the same width, strings as fixed-length text. Arrays of any shape
-    and dtype. Raises `UsageError` for another suffix, or several arrays for one `.npy`.
+    and dtype.
     """
     arrays = {name: _to_storable(np.asarray(value)) for name, value in outputs.items()}
     if path.suffix == ".npy":
-        if len(arrays) != 1:
-            names = ", ".join(f"`{name}`" for name in arrays)
-            raise UsageError(
-                f"`{path}` can hold one array, there are {len(arrays)}: {names}",
-                hint=f"`-o {path.with_suffix('.npz')}`, or choose one with `--output NAME`",
-            )
+        (only,) = arrays.values()
         buffer = io.BytesIO()
-        np.save(buffer, next(iter(arrays.values())), allow_pickle=False)
+        np.save(buffer, only, allow_pickle=False)
         data = buffer.getvalue()
-    elif path.suffix == ".npz":
-        data = npz_bytes(arrays)
     else:
-        raise UsageError(f"outputs cannot be written to `{path}`", hint="give a name that ends in .npz or .npy")
+        data = npz_bytes(arrays)
     return write_atomic(path, data)
 
 
@@ -381,10 +385,7 @@ def as_feed(name: str, value: Any, device: Device | None) -> Any:
             )
         return value
     if not hasattr(value, "__dlpack__"):
-        raise FeedError(
-            f"input `{name}` is a {type(value).__name__}, expected an array",
-            hint="`numpy.asarray(value, dtype=...)`: dtypes are not inferred",
-        )
+        raise FeedError(f"input `{name}` is a {type(value).__name__}, expected an array", hint=NO_ARRAY)
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

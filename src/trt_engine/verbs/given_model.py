@@ -9,7 +9,7 @@ import inspect
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
@@ -35,7 +35,8 @@ def takes_model(*names: str) -> Callable[[F], F]:
 
     The arguments of these names may be in memory: `onnx.ModelProto`, the file's bytes, a file that is open in binary mode,
     a module or exported program of PyTorch with its examples (`inputs=`, or `shapes=`). They are written to a temporary
-    folder for the call. `UsageError` for what is not a model.
+    folder for the call, and so are arrays given as the setting `inputs`. `UsageError` for what is not a model, `FeedError`
+    for inputs that are not arrays.
     """
 
     def decorate(function: F) -> F:
@@ -54,6 +55,8 @@ def takes_model(*names: str) -> Callable[[F], F]:
                         given[at] = files.path_of(value, name)
                 for name in settings.keys() & set(names):
                     settings[name] = files.path_of(settings[name], name)
+                if function.__name__ not in ("convert", "infer"):  # they take arrays themselves
+                    files.save_inputs()
                 return function(*given, **settings)
 
         return call  # type: ignore[return-value]
@@ -105,6 +108,18 @@ class _Files:
             return path.rename(path.with_suffix(".engine")) if detect_plan(path) else path
         value.save(path) if kind == "keras" else _write_proto(value, path)
         return path
+
+    def save_inputs(self) -> None:
+        """Replace arrays by name, or one array, as `inputs` by their file."""
+        given = self._settings.get("inputs")
+        if given is None or isinstance(given, str | os.PathLike):
+            return
+        from trt_engine.runtime.feeds import as_feed, write_outputs
+
+        by_name = given if isinstance(given, Mapping) else {"inputs": given}
+        arrays = {str(name): as_feed(str(name), value, None) for name, value in by_name.items()}
+        file = "inputs.npz" if by_name is given else "inputs.npy"
+        self._settings["inputs"] = write_outputs(self._folder() / file, arrays)
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="trt-engine-")))

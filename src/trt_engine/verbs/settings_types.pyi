@@ -70,7 +70,7 @@ class EngineBuildSettings(TypedDict, total=False):
     """The backend that builds."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"] | None
     """What the engine must compute in [default: as the graph is]."""
-    calib_data: str | None
+    calib_data: Path | str | None
     """Calibration data where `precision` requires quantising the graph: a folder, .npz."""
     workspace_mib: str | int
     """Scratch memory the builder may use, as 32GiB (not for onnxruntime)."""
@@ -89,7 +89,7 @@ class EngineBuildSettings(TypedDict, total=False):
     of those whose p99 is within `max_p99_ms`."""
     max_p99_ms: float | None
     """The p99 that `optimize_for="deadline"` allows."""
-    accuracy_data: str | None
+    accuracy_data: Path | str | None
     """Labelled dataset that every candidate is evaluated on, as for evaluate."""
     accuracy_drop: float
     """How far a candidate's AP or top-1 may be below that of the first."""
@@ -108,7 +108,7 @@ class ComponentSettings(EngineBuildSettings, total=False):
 
     device: str | int
     """The device to build for: cpu, cuda:0, ... [default: the backend's own, cpu where it has it]."""
-    preprocess: str | None
+    preprocess: Path | str | None
     """How images of `calib_data` become inputs, instead of what the model declares."""
     batch: str | int | Sequence[int] | None
     """Min:opt:max when only the batch moves."""
@@ -248,7 +248,7 @@ class BenchSettings(EngineSettings, total=False):
     """Wait for the device by spinning."""
     strict: bool
     """End with exit code 9 when the measurement is not stable."""
-    preprocess: str | None
+    preprocess: Path | str | None
     """How images of `calib_data` become inputs, instead of what the model declares."""
 
 class BenchRunSettings(BenchSettings, total=False):
@@ -498,7 +498,7 @@ class LoadtestSettings(EngineSettings, total=False):
     """P99:50ms (or median, mean, max), rate:500 (fewer answered), errors:1% or late:1% (exit code 8)."""
     out: Path | str | None
     """Folder for loadtest.jsonl (appended) and the report."""
-    preprocess: str | None
+    preprocess: Path | str | None
     """How images of `calib_data` become inputs, instead of what the model declares."""
 
 class DeploySettings(TypedDict, total=False):
@@ -620,8 +620,8 @@ class CastSettings(ExclusionSettings, total=False):
     calib_data: Any
     """Images, a labelled dataset, .npy, .npz, .bin, .raw for `auto_exclude=True`, `autocast=True` and parity
     [default: random]."""
-    ranges: RangesReport | None
-    """A report of `ranges`: the nodes it names stay in FP32."""
+    ranges: RangesReport | CalibrationResult | Mapping[str, float] | None
+    """A report of `ranges`, or largest values by tensor: what leaves the range stays in FP32."""
     keep_io: bool
     """Keep inputs and outputs in FP32 (`keep_io=False` to cast them)."""
     auto_exclude: bool

@@ -35,11 +35,7 @@ and Mod of opset 28 floating point without `fmod`."""
 _INTEGERS = "bool int8 uint8 int16 int32 int64"
 _FLOATS = "float16 bfloat16 float32 float64"
 _STORED = "uint16 uint32 uint64 int4 uint4 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu"
-_TYPES = {
-    "": f"{_INTEGERS} {_FLOATS}",
-    "float": _FLOATS,
-    "any": f"{_INTEGERS} {_FLOATS} {_STORED}",
-}
+_TYPES = {"": f"{_INTEGERS} {_FLOATS}", "float": _FLOATS, "any": f"{_INTEGERS} {_FLOATS} {_STORED}"}
 """Element types of tensors by their word in the table: `any` for operators that move or convert values."""
 _TABLE = """
     Abs; Acos; Add; And; ArgMax: axis keepdims select_last_index; ArgMin: axis keepdims select_last_index; Asin; Atan

@@ -418,10 +418,7 @@ def _check_precision(precision: Precision, graph: GraphIndex, choice: ProviderSe
         why = f"ONNX Runtime computes this {given} graph in {precision.main_dtype} on {choice.device}"
     else:
         why = f"the model itself is {given or 'without arithmetic'}"
-    raise PrecisionError(
-        f"requested {precision.requested}, found {shares}: {why}",
-        hint=hint,
-    )
+    raise PrecisionError(f"requested {precision.requested}, found {shares}: {why}", hint=hint)
 
 
 def _slow_convolutions(layers: Sequence[Layer], choice: ProviderSelection) -> list[str]:

@@ -92,7 +92,7 @@ class BuildJob:
         with here, self._counting_allocator() as allocator:
             libraries = load_plugins(self.settings.plugins, self.settings.python_plugins, self.logger)
             self._warn(*self.setting_warnings())
-            signature = self._write_plan(allocator)
+            signature = self._use_object("Builder", self._build_with, allocator)
             gc.collect()  # free builder and network before loading the plan, to save memory
             built_by = self.check_plan()
             found = self.verify_plan(allocator)
@@ -133,10 +133,6 @@ class BuildJob:
         )
 
     # -------------------------------------------------------------------------------- building
-
-    def _write_plan(self, allocator: CountingAllocator | None) -> Signature:
-        """Build the plan into its file; return its signature. TensorRT's objects are destroyed in this call."""
-        return self._use_object("Builder", self._build_with, allocator)
 
     def _use_object(self, kind: str, use: Callable[[Any, Any], T], allocator: CountingAllocator | None) -> T:
         """The result of `use` for the library's builder or runtime, and its allocator; destroys it in this call."""

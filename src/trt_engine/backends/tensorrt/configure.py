@@ -322,10 +322,7 @@ def _set_pool(binding: Binding, config: Any, name: str, size: int, setting: str)
     config.set_memory_pool_limit(pool, size)
     taken = config.get_memory_pool_limit(pool)
     if taken != size:
-        raise UsageError(
-            f"`{setting}` is {size} bytes and TensorRT set {taken}",
-            hint=_OTHER_HINT,
-        )
+        raise UsageError(f"`{setting}` is {size} bytes and TensorRT set {taken}", hint=_OTHER_HINT)
 
 
 def _set_checked(target: Any, attribute: str, value: Any, setting: str) -> None:

@@ -245,10 +245,7 @@ class TensorRtSession(Session):
         names = [native.get_tensor_name(index) for index in range(native.num_io_tensors)]
         inputs = {spec.name for spec in self.signature.inputs}
         stated = {
-            name: (
-                native.get_tensor_mode(name) == trt.TensorIOMode.INPUT,
-                dtype_name(native.get_tensor_dtype(name)),
-            )
+            name: (native.get_tensor_mode(name) == trt.TensorIOMode.INPUT, dtype_name(native.get_tensor_dtype(name)))
             for name in names
         }
         written = {spec.name: (spec.name in inputs, spec.dtype) for spec in self.signature}

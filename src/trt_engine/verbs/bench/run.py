@@ -88,10 +88,7 @@ def bench(
     if record.instability:
         logger.warning("for a stable measurement: %s", advice(record))
     if config.strict and not record.stable:
-        raise UnstableError(
-            f"the measurement is not stable: {'; '.join(record.instability)}",
-            hint=advice(record),
-        )
+        raise UnstableError(f"the measurement is not stable: {'; '.join(record.instability)}", hint=advice(record))
     return record
 
 

@@ -177,10 +177,7 @@ def _refuse_overwriting_sources(folder: Path, source: Path, components: Iterable
     read = [source, *(path for model in models for path in (model.path, *(file.path for file in model.external)))]
     for path in read:
         if path.resolve() in written:
-            raise UsageError(
-                f"the bundle would overwrite its input `{path}`",
-                hint="name another folder with `-o`",
-            )
+            raise UsageError(f"the bundle would overwrite its input `{path}`", hint="name another folder with `-o`")
 
 
 def resolve_connections(meta: ModelMeta, signatures: Mapping[str, Signature]) -> tuple[Link, ...]:

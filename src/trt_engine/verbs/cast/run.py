@@ -71,6 +71,8 @@ def cast(
     config = replace_values(config or CastConfig(), settings)
     opened, data = open_model(on_disk(model)), config.calib_data
     read_values(config.inputs, opened.signature)  # before anything is written
+    if isinstance(largest := getattr(config.ranges, "amax", config.ranges), Mapping):
+        config = replace(config, ranges=tensor_ranges.out_of_fp16(opened, largest))
     for name, shape in config.shapes.items():
         check_known_shape(opened.signature.input(name), shape, "--shapes")
     inputs, first = CalibrationInputs(None), None

@@ -21,11 +21,7 @@ from trt_engine.verbs.doctor.import_probe import RESULT_MARK
 
 _PROBE = Path(__file__).with_name("import_probe.py")
 _PROBE_TIMEOUT_S = 180
-_TOOL_FOLDERS = (
-    "usr/local/cuda/bin",
-    "opt/nvidia/nsight-systems/*/bin",
-    "opt/nvidia/nsight-compute/*",
-)
+_TOOL_FOLDERS = ("usr/local/cuda/bin", "opt/nvidia/nsight-systems/*/bin", "opt/nvidia/nsight-compute/*")
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -91,7 +91,7 @@ class InferJob:
 @takes_model("engine")
 def infer(
     engine: Engine | AnyModel,
-    inputs: Tensors | Path | str | None = None,
+    inputs: Any = None,
     *,
     config: InferConfig | None = None,
     runtime: RuntimeConfig | None = None,
@@ -101,8 +101,9 @@ def infer(
 ) -> InferReport:
     """One inference with its latency and a summary of its outputs; the arrays themselves go to `out`.
 
-    `inputs` are arrays by name, in the dtypes and shapes of the signature, an `.npy` or `.npz` file, or None for `image=`,
-    `video=` (every frame of a clip or an RTSP address) or seeded random inputs. A model is built into the store first.
+    `inputs` are what `te.load(engine).infer` takes: arrays by name, in the dtypes and shapes of the signature, or one array;
+    or an `.npy` or `.npz` file, or None for `image=`, `video=` (every frame of a clip or an RTSP address) or seeded random
+    inputs. A model is built into the store first.
     `values` are settings of `InferConfig`, `RuntimeConfig` and (for a model) `BuildConfig`. For arrays as the result use
     `te.load(engine).infer(feeds)`. Raises `UsageError` for a file that exists (`overwrite` replaces it), an unknown output
     or a video that cannot be read, `FeedError` and `ShapeError` for inputs that do not fit.
@@ -112,7 +113,7 @@ def infer(
 
 def plan(
     engine: Engine | Path | str,
-    inputs: Tensors | Path | str | None,
+    inputs: Any,
     config: InferConfig,
     runtime: RuntimeConfig,
     build: BuildConfig,
@@ -132,8 +133,8 @@ def plan(
     if source is not None:
         feeds = read_feeds(source, signature)
     elif inputs is not None:
-        assert isinstance(inputs, Mapping)
-        feeds = inputs
+        feeds = signature.by_name(inputs)
+        signature.check(feeds)
     elif config.image is not None:
         source = config.image
         image = ImageRunner.read(source, resolve_spec(path, config.preprocess), signature)

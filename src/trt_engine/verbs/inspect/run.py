@@ -18,7 +18,7 @@ from onnx import ModelProto, TensorProto
 from trt_engine import run_folder
 from trt_engine.atomic_io import as_path, decode_json, open_regular, os_errors, read_bounded
 from trt_engine.backend import list_backends
-from trt_engine.config.parse import parse_shapes
+from trt_engine.config.parse import device_name, parse_shapes
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import parse_device
 from trt_engine.engine import Engine, engine_path
@@ -67,7 +67,7 @@ def inspect(
     *,
     shapes: Mapping[str, Shape] | str | None = None,
     run: bool = False,
-    device: str | None = None,
+    device: str | int | None = None,
     seed: int = 0,
 ) -> ModelReport | EngineReport | RunReport | BundleState:
     """What is at `path`: an ONNX model, an engine, a bare plan of TensorRT or TensorRT-RTX, a bundle's folder, a run
@@ -78,7 +78,7 @@ def inspect(
     `.engine` that is not a plan, `UsageError` for `run` on what cannot run, `SetupError` where nothing here could run it.
     """
     path = as_path(path, "`path`")
-    sizes = parse_shapes(shapes)
+    sizes, device = parse_shapes(shapes), None if device is None else device_name(device)
     if path.is_dir() and is_bundle(path):
         if sizes:
             raise UsageError(

@@ -162,11 +162,7 @@ class InputRegion:
     def parameters(self, name: str) -> dict[str, Any]:
         """The metadata of this input in a request."""
         offset, nbytes = self.spans[name]
-        return {
-            "shared_memory_region": self.name,
-            "shared_memory_offset": offset,
-            "shared_memory_byte_size": nbytes,
-        }
+        return {"shared_memory_region": self.name, "shared_memory_offset": offset, "shared_memory_byte_size": nbytes}
 
 
 def http_request(

@@ -108,10 +108,7 @@ class OutputLayout:
     def _check_names(self) -> None:
         for part in self.folder.parts:
             if len(os.fsencode(part)) > _MAX_NAME_BYTES:
-                raise UsageError(
-                    f"the name `{part[:40]}...` is too long for this disk",
-                    hint="name a folder with `-o`",
-                )
+                raise UsageError(f"the name `{part[:40]}...` is too long for this disk", hint="name a folder with `-o`")
         longest = len(os.fsencode(self.build_log(_MAX_BATCH).name)) + _STAGING_SUFFIX_BYTES
         if longest > _MAX_NAME_BYTES:
             raise UsageError(

@@ -82,13 +82,7 @@ class SizeJob:
                 f"`{self.model.path}` changed during the run",
                 hint="run again when the model no longer changes",
             )
-        return build_module.plan(
-            self.model,
-            out=out,
-            config=config,
-            overwrite=self.config.overwrite,
-            log_file=log_file,
-        )
+        return build_module.plan(self.model, out=out, config=config, overwrite=self.config.overwrite, log_file=log_file)
 
     def bench_config(self, batch: int, *, short: bool = False) -> BenchConfig:
         """Benchmark config without transfers; `short` for the scan."""
