@@ -88,9 +88,7 @@ def test_a_configuration_sets_batching_instances_versions_and_providers() -> Non
 def test_keys_of_triton_that_change_no_answer_are_read(text: str) -> None:
     found = config(text)
     assert found.join == ("dynamic_batching" in text)
-    assert not found.config.HasField("response_cache") and not found.config.metric_tags, (
-        "what is in force has no such key"
-    )
+    assert not found.config.HasField("response_cache") and not found.config.metric_tags  # not in what is in force
 
 
 @pytest.mark.parametrize(
@@ -134,6 +132,9 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     place(engines["double"], repository, "warm", config=f"max_batch_size: 8 {warm}")
     provider = "parameters { key: 'providers' value { string_value: 'cuda' } }"
     place(engines["double"], repository, "provider", config=provider)
+    for name, side in (("few", "in"), ("part", "out")):
+        half = f"max_batch_size: 4 {side}put {{ name: '{side}_FP16' data_type: TYPE_FP16 dims: 3 }}"
+        place(engines["halves"], repository, name, config=half)
     (repository / "bare" / "1").mkdir(parents=True)
     double_model(repository / "bare" / "1" / "model.onnx")
     (repository / "empty").mkdir()
@@ -145,12 +146,13 @@ def test_what_cannot_be_served_is_not_ready_with_the_reason(
     expected = {
         "changed/1": "digest differs", "keyed/": "not supported: `ensemble_scheduling`",
         "large/1": "`max_batch_size` is 64, the engine takes", "warm/1": "`batch_size` of `model_warmup` is 64",
-        "wrong/1": "the engine's is `onnxruntime`",
+        "wrong/1": "the engine's is `onnxruntime`", "few/1": "`input` has ['in_FP16'], the engine ['in_FP16', 'in_BF16']",
         "dims/1": "the engine's is x:", "provider/1": "cuda", "bare/1": "`--build-models`", "empty/": "has no version",
         "linked/": "outside the repository", "file/1": "outside the repository",
     }  # fmt: skip
     found = index(server)
-    assert found.pop("good/1") == ("READY", "")
+    assert found.pop("good/1") == found.pop("part/1") == ("READY", "")
+    assert [item["name"] for item in fetch(server, "/v2/models/part")[2]["outputs"]] == ["out_FP16"]
     assert found.keys() == expected.keys()
     for key, text in expected.items():
         assert found[key][0] == "UNAVAILABLE" and text in found[key][1], (key, found[key])

@@ -452,6 +452,9 @@ def check_engine(
     wrong = backends["platform"] != "tensorrt_plan" and any(group.profile for group in config.instance_group)
     problems.add(wrong, "`profile` of an instance group", "leave it out: TensorRT alone has profiles")
     inputs, outputs = ({spec.name: spec for spec in side} for side in (signature.inputs, signature.outputs))
+    names = [item.name for item in config.input]
+    differ = names and (len({*names}) < len(names) or inputs.keys() - names)
+    problems.add(differ, f"`input` has {names}, the engine {[*inputs]}", "each input once, or none at all")
     for specs, tensors in ((inputs, config.input), (outputs, config.output)):
         for item in tensors:
             found = specs.get(item.name)
@@ -460,8 +463,9 @@ def check_engine(
                 continue
             dtype, dims = enum_name(item, "data_type"), _engine_dims(item)
             shape = found.shape[1:] if settings.has_batch else found.shape
+            agree = len(dims) == len(shape) and all(min(a, b) < 0 or a == b for a, b in zip(dims, shape, strict=True))
             problems.add(
-                not shapes_agree(dims, shape) or dtype != CONFIG_DTYPES.get(found.dtype),
+                not agree or dtype != CONFIG_DTYPES.get(found.dtype),
                 f"`{item.name}` is {dtype} {[*dims]}, the engine's is {found}",
                 "`dims` without the batch dimension where `max_batch_size` is not 0",
             )
@@ -489,15 +493,11 @@ def enum_name(item: Any, field: str) -> str:
     return known.name if known is not None else str(getattr(item, field))
 
 
-def shapes_agree(one: Sequence[int], other: Sequence[int]) -> bool:
-    """Whether two shapes can be the same one; a size below 0 is any."""
-    return len(one) == len(other) and all(min(a, b) < 0 or a == b for a, b in zip(one, other, strict=True))
-
-
 def _check_batch(largest: int, signature: Signature, profiles: Sequence[Profile], problems: Problems) -> None:
     """A `max_batch_size` that the engine does not take is refused, as in Triton."""
     what = f"`max_batch_size` is {largest}"
-    other = [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]
+    alone = [spec for spec in signature.inputs if len(spec.shape) == 1 and not signature.batch_axes(spec)]
+    other = alone or [spec for spec in signature.inputs if signature.batch_axes(spec) not in ((), (0,))]
     if other:
         problems.add(
             True, f"{what}, and the batch of input `{other[0].name}` is not its first dimension "

@@ -182,6 +182,9 @@ class ServedVersion:
         self.max_batch = 0
         """Rows that requests are joined to; 0 where the batch is not the first dimension."""
         self._make_queue()
+        if settings.config is not None and (kept := {item.name for item in settings.config.output}):
+            outputs = tuple(spec for spec in self.signature.outputs if spec.name in kept)  # others are not answered
+            self.signature = replace(self.signature, outputs=outputs)
         self.inputs: dict[str, tuple[TensorSpec, str]] = {
             spec.name: (spec, protocol_dtype(spec)) for spec in self.signature.inputs
         }
