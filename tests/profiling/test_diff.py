@@ -18,6 +18,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.errors import EngineError, TrtEngineError, UsageError
 from trt_engine.profiling.engine_structure import Structure, StructureLayer
 from trt_engine.records.compare import EngineDiff, LayerChange
+from trt_engine.reporting.compare import structure_blocks
 from trt_engine.verbs.diff.run import diff, diff_structures
 
 Write = Callable[[str, Any], Path]
@@ -100,11 +101,9 @@ def test_what_was_fused_split_retyped_and_given_another_kernel_is_told(write: Wr
     assert (fused.before, fused.after, set(fused.onnx_nodes)) == (("sigmoid", "mul"), ("__myl_SigMul",), {"/s", "/m"})
     assert (only(report, "split").before, only(report, "split").after) == (("conv2",), ("conv2", "relu"))
     assert only(report, "tactic").text == "sm80_g -> sm90_g"
-    assert only(report, "reformat").before == ()
-    assert report.unchanged == 1
+    assert only(report, "reformat").before == () and report.unchanged == 1
     counts = {row.name: (row.before, row.after) for row in report.counts}
-    assert counts["layers"] == (6, 7)
-    assert counts["reformat"] == (0, 1)
+    assert counts["layers"] == (6, 7) and counts["reformat"] == (0, 1)
 
 
 def test_both_inspectors_are_read_and_said(write: Write) -> None:
@@ -128,7 +127,7 @@ def test_engines_that_tell_names_alone_are_matched_by_name_and_it_is_said(write:
 
 def test_times_put_what_costs_most_first(write: Write) -> None:
     after = copy.deepcopy(BEFORE)
-    after[0]["TacticName"], after[4]["TacticName"] = "sm90_other", "sm90_h"
+    after[0]["TacticName"], after[4]["TacticName"] = f"sm90_{'x' * 200}", "sm90_h"
     slow = [{"name": item["Name"], "timeMs": ms, "averageMs": ms, "medianMs": ms, "percentage": 1.0}
             for item, ms in zip(BEFORE, (1.0, 0.2, 0.2, 2.0, 5.0, 0.1), strict=True)]  # fmt: skip
     fast = copy.deepcopy(slow)
@@ -142,6 +141,7 @@ def test_times_put_what_costs_most_first(write: Write) -> None:
     assert [(item.change, item.before_ms, item.after_ms) for item in report.changes] == [
         ("tactic", 5.0, 3.0), ("time", 2.0, 1.0), ("tactic", 1.0, 1.0),
     ]  # fmt: skip
+    assert "-> sm90_xxxxxxxxxxx…" in str(table := [*structure_blocks(report, 9)][-1]) and len(str(table)) < 700
 
 
 def test_times_of_another_engine_are_refused(write: Write) -> None:

@@ -277,7 +277,7 @@ def structure_blocks(diff: compare.EngineDiff, most: int, label: str = "") -> It
         [
             ("times", [str(len(group)) for group in shown]),
             ("change", [group[0].change for group in shown]),
-            ("what", [group[0].text for group in shown]),
+            ("what", [" ".join(shorten_label(word, 32) for word in group[0].text.split()) for group in shown]),
             ("layer", [_changed_layers(group) for group in shown]),
             *known_columns([("before ms", before), ("after ms", after)]),
         ],
