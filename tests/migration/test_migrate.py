@@ -226,6 +226,13 @@ EOF
     assert [(item.rule, item.fixable) for item in report.findings] == [("fp16-flag", False)]
 
 
+_FEED_EACH_OTHER = "".join(
+    f"{a} = {b}[0] if c else f'{{{b}}} --fp16 {{{a}}}' + {a}[{b}]\n{a}.append({b})\n"
+    for a in "xyzuvw"
+    for b in "xyzuvw"
+)
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -236,16 +243,7 @@ EOF
         ("requirements.txt", ("tensorrt" + ">=1," * 4_000 + "\n" + " " * 19_000 + "\n") * 25),
         pytest.param("CMakeLists.txt", ("nvinfer_10 nvparsers " * 500 + "\n") * 80, marks=pytest.mark.slow),
         ("a.py", "import tensorrt as trt\nx = " + "-" * 5_000 + "trt.BuilderFlag.FP16\n"),
-        (
-            "b.py",
-            "# trtexec\nx = y = 'a'\n"
-            + "".join(
-                f"{a} = {b}[0] if c else f'{{{b}}} --fp16 {{{a}}}' + {a}[{b}]\n{a}.append({b})\n"
-                for a in "xyzuvw"
-                for b in "xyzuvw"
-            )
-            + "run(['trtexec', x, *y, *z[u]])\n",
-        ),
+        ("b.py", "# trtexec\nx = y = 'a'\n" + _FEED_EACH_OTHER + "run(['trtexec', x, *y, *z[u]])\n"),
         ("config.pbtxt", 'name : "tensorrt" ' + ('key: "precision_mode" value: ' * 500 + "\n") * 50),
         ("long.sh", "trtexec --fp16 " * 50_000),
         ("a.yml", "run: >\n" + "  trtexec --fp16\n" * 2_000),
@@ -262,6 +260,7 @@ EOF
         ("a.md", "trtexec\n" + "w" * 19_000 + "\n"),
         ("b.ipynb", '{"cells":[{"cell_type":"code","source":"# trtexec\\n' + "\\u0061=1\\n" * 10_000 + '"}]}'),
         ("c.py", "import tensorrt as trt\nif " + "trt_" * 50_000 + " > 8:\n    pass\n"),
+        ("d.py", "none = []\nsubprocess.run([os.path.join(none, 'trtexec'), '--fp16'])\n"),
         ("a.cpp", "// NvInfer.h\n" + "IA, " * 100_000),
         ("b.cpp", "// NvInfer.h\nint x = " + "a.destroy()+" * 40_000 + "1;"),
         ("c.cpp", "// NvInfer.h\n" + "".join(f"a{at}->destroy();\n" for at in range(3_000))),

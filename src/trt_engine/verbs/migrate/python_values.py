@@ -134,7 +134,7 @@ class Values:
         )
         if key not in self._known or key is None:
             found = self._texts(node, seen) if self._steps < _STEPS else ["{}"]
-            self._known[key] = list(dict.fromkeys(itertools.islice(found, 20 * _MOST)))[:_MOST]
+            self._known[key] = list(dict.fromkeys(itertools.islice(found, 20 * _MOST)))[:_MOST] or ["{}"]
         return self._known[key]
 
     def _texts(self, node: ast.expr, seen: frozenset[str]) -> Iterable[str]:
