@@ -32,32 +32,44 @@ _WORKER = "assets/iframe-worker.js"
 _PARSE_QUERY = r"""split(/"([^"]+)"/g)"""
 _PLAIN_QUERY = (
     r"""replace(/(^|\s)-+(?=\S)|:/g,"$1 ")"""
-    r""".replace(/\b(a|an|and|as|be|by|can|do|does|for|from|how|i|in|is|it|many|my|not|of|on|or|the|to|which|with)\b/gi,"")."""
+    r""".replace(/\b(a|an|and|are|as|be|by|can|do|does|for|from|how|i|in|into|is|it|many|my|not|of|on|one|or|several|the|to|was|what|where|which|why|with|without|your)\b/gi,"")."""
 )
 """Search for `Unknown option: --fp16`: a dash would exclude a word, a colon name a field; `as` would find `asyncio`."""
 _SEARCHED = {
+    "alternatives.md": "tokenizer llm text",
     "backends.md": "default",
+    "batch.md": "parquet files",
     "bottleneck.md": "bound memory",
     "build.md": "dynamic kv",
+    "bundle.md": "encoder decoder whisper speech asr",
+    "cache.md": "delete remove old disk",
     "cameras.md": "cascade fps frames gpu late",
+    "compare.md": "compare speed faster",
     "convert.md": "face hugging huggingface",
     "deploy.md": "bbox config.pbtxt nms",
-    "deployment.md": "compatible container deserialize docker version",
+    "deployment.md": "compatible container deserialize docker version offline internet",
     "devices.md": "zero",
-    "errors.md": "exit ctrl",
+    "diff.md": "regression ci gate",
+    "errors.md": "exit ctrl json schema",
     "extending.md": "custom",
     "onnxruntime.md": "external onnxruntime",
+    "pack.md": "share colleague send",
     "precision.md": "nan",
     "profile.md": "nsight nsys",
-    "protocols.md": "warm warmup",
-    "ranges.md": "nan overflow",
+    "protocols.md": "warm warmup clocks throttling noisy noise unstable",
     "python.md": "api asyncio await ctrl fastapi fork gunicorn notebook python",
-    "runtime.md": "gpu kv multi zero",
-    "serve.md": "authentication certificate tls dynamic fastapi shared token",
-    "tensorrt.md": "compatible licence license refit plugin timing",
-    "troubleshooting.md": "faq logging onnxruntime",
+    "quantize.md": "accuracy dropped calibration",
+    "ranges.md": "nan overflow",
+    "runtime.md": "gpu kv multi zero gpus graphs",
+    "search.md": "accuracy dropped",
+    "serve.md": "authentication certificate tls https ssl dynamic fastapi shared token "
+    "health kubernetes metrics probe prometheus retry server shutdown",
+    "ship.md": "production",
+    "tensorrt.md": "compatible licence license refit plugin timing install weights reuse",
+    "troubleshooting.md": "faq logging onnxruntime amd arm cuda jetson oom rocm windows",
     "trtexec.md": "saveengine trtexec",
-    "vision.md": "decoder decoders detr nms preprocessing",
+    "upgrade-check.md": "regression ci gate",
+    "vision.md": "decoder decoders detr nms preprocessing segmentation masks keypoints",
 }
 """Words that people search a page by and that its title lacks. The search ranks them over titles."""
 _EXTERNAL = re.compile(r"https?://(?!www\.w3\.org/)[^\s\"'`<>)\\]+")

@@ -188,11 +188,15 @@ def open_engine(engine: Engine | Path | str, name: str = "engine") -> Engine:
     """The engine of a caller's argument `name`; the error for a model has the command that builds it, its sizes included."""
     given = engine_argument(engine, name)
     if is_onnx_model(given):
-        from trt_engine.reporting.tables import batch_option
-
-        build = f"`trt-engine build {quoted(Path(given))}{batch_option(str(given))}`"
-        raise EngineError(f"`{given}` is a model, expected an engine", hint=f"{build} makes one")
+        raise EngineError(f"`{given}` is a model, expected an engine", hint=f"{build_command(Path(given))} makes one")
     return given if isinstance(given, Engine) else Engine.open(given)
+
+
+def build_command(model: Path) -> str:
+    """The command that builds an engine of the model, with the sizes that it needs, in backticks."""
+    from trt_engine.reporting.tables import batch_option
+
+    return f"`trt-engine build {quoted(model)}{batch_option(str(model))}`"
 
 
 def _unpack(payload: bytes, passport: Any, folder: Path) -> Engine:

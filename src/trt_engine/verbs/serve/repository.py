@@ -19,6 +19,7 @@ from trt_engine.engine import Engine, engine_path, is_onnx_model, passport_path
 from trt_engine.errors import EngineError, ModelError, SetupError, TrtEngineError, UnknownModel, UsageError
 from trt_engine.tensors import suggest
 from trt_engine.verbs.bundle_folder import is_bundle
+from trt_engine.verbs.load import build_command
 from trt_engine.verbs.serve.model_config import CONFIG_FILE, ModelSettings, data_files, read_config
 from trt_engine.verbs.serve.served_model import ServedVersion, load_version
 from trt_engine.verbs.serve.statistics import VersionStatistics
@@ -400,10 +401,8 @@ class Repository:
             )
         if engine_path(path) is None and is_onnx_model(path):
             if self._build is None:
-                raise EngineError(
-                    f"`{path.name}` is a model, not an engine",
-                    hint="`--build-models`, or `trt-engine build` beforehand",
-                )
+                found = f"`{path.name}` is a model, expected an engine"
+                raise EngineError(found, hint=f"{build_command(path)} makes one, or `--build-models` here")
             return self._build(path, settings)
         return Engine.open(path)
 
