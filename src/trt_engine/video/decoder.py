@@ -147,7 +147,7 @@ def describe_clip(source: str, *, first_frame: bool = False) -> VideoSource:
             return decoder.info
     except VideoError as error:
         raise UsageError(
-            f"`{shown_address(source)}` is not a readable video: {error}", hint="a clip that a player can play"
+            f"`{shown_address(source)}` is not a readable video: {error}", hint="a clip or address that `ffplay` plays"
         ) from error
 
 
