@@ -74,9 +74,7 @@ TAKERS: dict[str, Callable[[Path, Path, Any], object]] = {
     "infer an engine": lambda engine, _, x: te.infer(engine, x),
     "infer a model": lambda _, model, x: te.infer(model, x),
     "bench": lambda engine, _, x: te.bench(engine, inputs=x, duration_s=0.01, warmup_s=0),
-    "build": lambda engine, model, x: te.build(
-        model, inputs=x, out=engine.with_name("other.engine.onnx"), overwrite=True
-    ),
+    "build": lambda engine, model, x: te.build(model, inputs=x, out=engine.with_name("b.engine.onnx"), overwrite=True),
     "cast": lambda _, model, x: te.cast(model, "fp16", inputs=x, dry_run=True),
 }
 
@@ -105,8 +103,11 @@ def test_a_path_is_taken_where_text_names_data(tmp_path: Path) -> None:
 
 def test_known_ranges_keep_nodes_of_a_cast(tmp_path: Path) -> None:
     model = models.conv_net(tmp_path / "net.onnx")
-    kept = [te.cast(model, "fp16", ranges={"images": top}, dry_run=True).fp32_nodes for top in (1.0, 7e4)]
-    assert not kept[0] and "`images` reaches 7e+04" in kept[1][0].reason
+    x = np.zeros((2, 3, 8, 8), np.float32)
+    *none, kept = [te.cast(model, to, inputs=x, ranges={"images": top}, out=tmp_path / f"{to}{top:g}.onnx") for to, top in
+                   (("fp16", 1.0), ("bf16", 7e4), ("fp16", 7e4))]  # fmt: skip
+    assert not any(one.fp32_nodes or "--inputs" in str(one.next_command) for one in none)  # a file that is gone
+    assert "`images` reaches 7e+04" in kept.fp32_nodes[0].reason
 
 
 @pytest.mark.parametrize(

@@ -161,8 +161,10 @@ def _words(names: Sequence[str]) -> list[str]:
     return re.split(r"[^a-z]+", " ".join(names).lower())
 
 
-NO_ARRAY = "`numpy.asarray(value, dtype=...)`: dtypes are not inferred"
-"""The hint where something else is given for an array."""
+def no_array(name: str, value: Any) -> FeedError:
+    """The error of something else that is given for the array of an input."""
+    found = f"input `{name}` is a {type(value).__name__}, expected an array"
+    return FeedError(found, hint="`numpy.asarray(value, dtype=...)`: dtypes are not inferred")
 
 
 def dtype_name(array: Any) -> str:
@@ -265,7 +267,7 @@ class TensorSpec:
         kind = dtype_name(array)
         cast = f"`.to(torch.{self.dtype})`" if type(array).__module__ == "torch" else f'`.astype("{self.dtype}")`'
         if shape is None:
-            raise FeedError(f"input `{self.name}` is a {type(array).__name__}, expected an array", hint=NO_ARRAY)
+            raise no_array(self.name, array)
         if kind != self.dtype and not (self.dtype == "string" and kind.startswith(("object", "str", "bytes"))):
             raise FeedError(f"input `{self.name}` is {kind}, expected {self.dtype}", hint=f"convert it: {cast}")
         self.check_shape(tuple(shape))

@@ -22,18 +22,7 @@ from trt_engine.device import Device, host
 from trt_engine.errors import FeedError, ModelError, ShapeError
 from trt_engine.format import join_names
 from trt_engine.limits import RECORD_VALUES, RUN_SIZE
-from trt_engine.tensors import (
-    NO_ARRAY,
-    Choice,
-    Role,
-    Shape,
-    Signature,
-    Tensors,
-    TensorSpec,
-    dtype,
-    format_shape,
-    suggest,
-)
+from trt_engine.tensors import Choice, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, no_array, suggest
 
 Array = npt.NDArray[Any]
 
@@ -176,7 +165,7 @@ def _from_values(spec: TensorSpec, shape: Shape, values: Sequence[int] | Array) 
 
 
 _SIZE = 4
-_FILLS: dict[Role | None, Callable[[int], Array]] = {
+_FILLS: dict[str | None, Callable[[int], Array]] = {
     "one": np.ones,
     "size": lambda count: np.full(count, _SIZE),
     "first": np.zeros,
@@ -385,7 +374,7 @@ def as_feed(name: str, value: Any, device: Device | None) -> Any:
             )
         return value
     if not hasattr(value, "__dlpack__"):
-        raise FeedError(f"input `{name}` is a {type(value).__name__}, expected an array", hint=NO_ARRAY)
+        raise no_array(name, value)
     try:
         return np.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

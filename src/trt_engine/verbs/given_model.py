@@ -10,6 +10,7 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeAlias, TypeVar
 
@@ -57,7 +58,7 @@ def takes_model(*names: str) -> Callable[[F], F]:
                     settings[name] = files.path_of(settings[name], name)
                 if function.__name__ not in ("convert", "infer"):  # they take arrays themselves
                     files.save_inputs()
-                return function(*given, **settings)
+                return files.forget(function(*given, **settings))
 
         return call  # type: ignore[return-value]
 
@@ -82,6 +83,7 @@ class _Files:
     def __init__(self, function: str, settings: dict[str, Any], stack: contextlib.ExitStack) -> None:
         self._function, self._settings, self._stack = function, settings, stack
         self._examples: Any = None
+        self._saved: Path | None = None
 
     def path_of(self, value: Any, name: str) -> Any:
         """The model as a path, an `Engine` or a `Model`; written now where it is in memory."""
@@ -119,7 +121,13 @@ class _Files:
         by_name = given if isinstance(given, Mapping) else {"inputs": given}
         arrays = {str(name): as_feed(str(name), value, None) for name, value in by_name.items()}
         file = "inputs.npz" if by_name is given else "inputs.npy"
-        self._settings["inputs"] = write_outputs(self._folder() / file, arrays)
+        self._settings["inputs"] = self._saved = write_outputs(self._folder() / file, arrays)
+
+    def forget(self, report: Any) -> Any:
+        """The report without the inputs' file in its next command: the file ends with the call."""
+        if self._saved is None or not (command := getattr(report, "next_command", None)):
+            return report
+        return replace(report, next_command=command.replace(f" --inputs {self._saved}", ""))
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="trt-engine-")))

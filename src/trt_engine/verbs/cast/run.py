@@ -72,7 +72,8 @@ def cast(
     opened, data = open_model(on_disk(model)), config.calib_data
     read_values(config.inputs, opened.signature)  # before anything is written
     if isinstance(largest := getattr(config.ranges, "amax", config.ranges), Mapping):
-        config = replace(config, ranges=tensor_ranges.out_of_fp16(opened, largest))
+        beyond = tensor_ranges.out_of_fp16(opened, largest)
+        config = replace(config, ranges=beyond if to == "fp16" else {})  # BF16 has the range of FP32
     for name, shape in config.shapes.items():
         check_known_shape(opened.signature.input(name), shape, "--shapes")
     inputs, first = CalibrationInputs(None), None
