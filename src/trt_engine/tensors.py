@@ -312,7 +312,7 @@ class Signature(RichDisplay):
         raise UsageError(f"unknown input `{name}`", hint=suggest(name, [spec.name for spec in self.inputs]))
 
     def by_name(self, given: Any, which: Literal["inputs", "outputs"] = "inputs") -> Tensors:
-        """Arrays by name, where they may be one array for the only input or output; `FeedError` where there are more."""
+        """Arrays by name, of any shape and dtype; one array is that of the only input or output, else `FeedError`."""
         specs: tuple[TensorSpec, ...] = getattr(self, which)
         if isinstance(given, Mapping):
             return given

@@ -686,16 +686,16 @@ def test_bits_read_as_another_type_are_those_of_fp32(back: bool, casting: Any) -
     np.testing.assert_array_equal(run(made, {"x": x})[0], expected)
 
 
-def test_mean_variance_normalization_stays_in_fp32_and_loads(tmp_path: Path) -> None:
+def test_what_no_kernel_computes_in_16_bits_stays_in_fp32_and_loads(tmp_path: Path) -> None:
     proto = models.model(
-        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MeanVarianceNormalization", ["r"], ["y"], name="mvn")],
-        [value("x", [2, 3, 4, 4])], [value("y", [2, 3, 4, 4])], opset=13,
+        [helper.make_node("Relu", ["x"], ["r"]), helper.make_node("MeanVarianceNormalization", ["r"], ["m"], name="mvn"),
+         helper.make_node("HannWindow", ["four"], ["w"], name="window"), helper.make_node("Mul", ["m", "w"], ["y"])],
+        [value("x", [2, 3, 4, 4])], [value("y", [2, 3, 4, 4])], [numpy_helper.from_array(np.array(4), "four")], opset=17,
     )  # fmt: skip
     source, made = models.save(proto, tmp_path), tmp_path / "half.onnx"
-    report = cast(source, "fp16", out=made)
-    assert [item.node for item in report.fp32_nodes] == ["mvn"]
-    x = np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)
-    np.testing.assert_allclose(run(made, {"x": x})[0], run(source, {"x": x})[0], atol=5e-3)
+    assert [item.node for item in cast(source, "fp16", out=made).fp32_nodes] == ["mvn", "window"]
+    x = {"x": np.random.default_rng(0).normal(size=(2, 3, 4, 4)).astype(np.float32)}
+    np.testing.assert_allclose(run(made, x)[0], run(source, x)[0], atol=5e-3)
 
 
 def branching() -> ModelProto:

@@ -52,10 +52,10 @@ DTYPE_ATTRIBUTES = {
 """The attribute that sets an operator's output type."""
 FREE_OUTPUT_TYPE = frozenset((*DTYPE_ATTRIBUTES, "Constant", "ConstantOfShape", "CastLike", *CONTROL_FLOW))
 """Operators whose output type does not follow from their inputs alone."""
-FP32_ONLY = {
-    "BitCast": "it reads the bits of its input",
-    "MeanVarianceNormalization": "its definition holds constants of FP32",
-}
+FP32_ONLY = dict.fromkeys(
+    "BlackmanWindow HammingWindow HannWindow MelWeightMatrix RandomNormal RandomUniform".split(),
+    "ONNX Runtime's kernels for the CPU write FP32 or FP64 alone",
+) | {"BitCast": "it reads the bits of its input", "MeanVarianceNormalization": "its definition holds constants of FP32"}
 """Operators that must stay in FP32 although their schema allows the low type."""
 UNDER_ROOT_OPS = LAYOUT_OPS | frozenset(
     "Add Sub Mul Div Neg Abs Max Min Clip Relu Sum Reciprocal Sqrt Mean ReduceMean ReduceSum ReduceMax GlobalAveragePool "
