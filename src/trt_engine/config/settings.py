@@ -143,10 +143,10 @@ def check_limits(config: Any) -> None:
         if value is None or (item.ge is None and item.gt is None):
             continue
         fits = value >= item.ge if item.ge is not None else value > item.gt
-        most = next((limit for unit, limit in _LONGEST.items() if item.name.endswith(unit)), math.inf)
+        unit, most = next(((unit, most) for unit, most in _LONGEST.items() if item.name.endswith(unit)), ("", math.inf))
         if not (fits and value < math.inf and value <= most):
             limit = f"{item.ge:g} or more" if item.ge is not None else f"more than {item.gt:g}"
-            limit = f"{most:g} or less" if most < value < math.inf else limit
+            limit = f"{most:g} {unit[1:]} or less" if most < value < math.inf else limit
             raise UsageError(f"`{(*item.flags, item.name)[0]}` is {value}, expected {limit}", hint=item.help)
 
 
