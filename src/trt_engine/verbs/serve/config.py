@@ -145,13 +145,9 @@ class ServeConfig(Config):
         ge=0, group="Advanced",
     )  # fmt: skip
     drain_timeout_s: float = opt(
-        30.0,
-        "at the end: longest wait for accepted requests",
-        parse=parse_duration,
-        metavar="TIME",
-        gt=0,
+        30.0, "at the end: longest wait for accepted requests", parse=parse_duration, metavar="TIME", gt=0,
         group="Advanced",
-    )
+    )  # fmt: skip
 
 
 Refusal = tuple[int, str]

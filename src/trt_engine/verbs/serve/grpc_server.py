@@ -102,9 +102,9 @@ class GrpcServer:
         await self._server.start()
         return int(port)
 
-    async def stop(self) -> None:
+    async def stop(self, timeout_s: float) -> None:
         """Refuse new calls and wait for those that run."""
-        await self._server.stop(self._config.drain_timeout_s)
+        await self._server.stop(timeout_s)
 
     def _handlers(self, name: str) -> Any:
         methods = {}

@@ -358,7 +358,7 @@ class HttpServer:
         """Raises `OSError` or `ValueError` for a certificate or key that cannot be read."""
         self.app, self.loop = app, asyncio.get_running_loop()
         self.max_header, self.max_connections = config.max_header, config.max_connections
-        self.timeout_s, self._drain_timeout_s = config.request_timeout_s, config.drain_timeout_s
+        self.timeout_s = config.request_timeout_s
         self.memory = memoryview(bytearray(_READ_BYTES))
         """Where connections read what the parser gets; the event loop takes it at once."""
         self.connections: set[Connection] = set()
@@ -391,8 +391,8 @@ class HttpServer:
                 connection.check_time(now_s)
             await asyncio.sleep(min(1.0, self.timeout_s / 8))
 
-    async def stop(self) -> None:
-        """Take no new connections, answer what has come, and close all."""
+    async def stop(self, timeout_s: float) -> None:
+        """Take no new connections, answer what has come, and close all, those that take no answer in `timeout_s`."""
         for server, listener, connect in self._listeners:
             server.close()
             with listener:  # what the kernel has accepted would be reset
@@ -403,7 +403,7 @@ class HttpServer:
         await asyncio.sleep(_LAST_READ_S if self.connections else 0)  # what has come is read
         for connection in [*self.connections]:
             connection.close()
-        give_up_s = self.loop.time() + self._drain_timeout_s
+        give_up_s = self.loop.time() + timeout_s
         while self.connections and self.loop.time() < give_up_s:
             await asyncio.sleep(_LAST_READ_S / 2)
         for connection in [*self.connections]:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_LAST_ANSWERS_S = 1.0  # for answers whose client does not take them, where the time for requests is over
 _TRIM_S, _TRIM_BYTES = 2.0, 4 << 20
 """How often memory is looked at, and the bytes of requests after which the allocator keeps some."""
 
@@ -197,7 +198,7 @@ class Server(ProcessBound, RichDisplay):
 
     async def _run(self, service: Service) -> None:
         assert self._end is not None
-        admission = service.admission
+        admission, now, given_up = service.admission, asyncio.get_running_loop().time, 0.0
         servers: list[HttpServer | GrpcServer] = []
         try:
             await self._start_http(service, servers)
@@ -215,11 +216,13 @@ class Server(ProcessBound, RichDisplay):
             log.info("not ready any more; %d requests are being answered", admission.requests)
             await asyncio.sleep(self._config.drain_delay_s)
             admission.closed = True
+            given_up = now() + self._config.drain_timeout_s
             if not await admission.idle(self._config.drain_timeout_s):
                 log.warning("%d requests were not answered in time", admission.requests)
             await admission.quiet()
         finally:
-            stops = [asyncio.create_task(server.stop()) for server in servers]
+            left = max(given_up - now(), _LAST_ANSWERS_S)  # an answer that is not read has not the whole time again
+            stops = [asyncio.create_task(server.stop(left)) for server in servers]
             await asyncio.sleep(0.02)  # the ports are closed
             admission.shut.set()
             await asyncio.gather(*stops)
