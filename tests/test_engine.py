@@ -16,7 +16,6 @@ from trt_engine.errors import EngineError, ModelError, SetupError
 from trt_engine.plan_header import plan_header
 from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.passport import (
-    PASSPORT_SCHEMA,
     PASSPORT_VERSION,
     BuildInfo,
     DtypeShare,
@@ -30,7 +29,7 @@ from trt_engine.tensors import Signature, TensorSpec
 
 def passport(payload: Path, side_files: tuple[Path, ...] = ()) -> Passport:
     return Passport(
-        schema=PASSPORT_SCHEMA,  # type: ignore[arg-type]
+        schema="trt-engine/passport",
         schema_version=PASSPORT_VERSION,
         backend="fake",
         payload=payload_files(payload, side_files),

@@ -80,9 +80,7 @@ TAKERS: dict[str, Callable[[Path, Path, Any], object]] = {
 
 
 @pytest.mark.parametrize("taker", TAKERS)
-def test_every_function_takes_the_same_forms_of_inputs_and_refuses_the_others_in_words(
-    taker: str, tmp_path: Path
-) -> None:
+def test_every_function_takes_the_same_forms_of_inputs_and_no_others(taker: str, tmp_path: Path) -> None:
     model = models.conv_net(tmp_path / "net.onnx")
     engine = te.build(model, batch=(1, 2, 2), out=tmp_path / "net.engine.onnx")
     x = np.zeros([abs(size) for size in engine.signature.inputs[0].shape], np.float32)

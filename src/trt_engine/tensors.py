@@ -313,9 +313,9 @@ class Signature(RichDisplay):
 
     def by_name(self, given: Any, which: Literal["inputs", "outputs"] = "inputs") -> Tensors:
         """Arrays by name, of any shape and dtype; one array is that of the only input or output, else `FeedError`."""
-        specs: tuple[TensorSpec, ...] = getattr(self, which)
         if isinstance(given, Mapping):
             return given
+        specs: tuple[TensorSpec, ...] = getattr(self, which)
         if len(specs) != 1:
             found = f"the {which} are a {type(given).__name__}, the engine has {len(specs)} {which}"
             raise FeedError(found, hint=f"pass arrays by name: {', '.join(f'`{spec.name}`' for spec in specs)}")

@@ -16,7 +16,7 @@ from trt_engine.engine import Engine, payload_files
 from trt_engine.environment import Environment
 from trt_engine.profiling.instruments import ncu, nsight_tools
 from trt_engine.profiling.instruments.capture import ProfilerUnavailable
-from trt_engine.records.passport import PASSPORT_SCHEMA, BuildInfo, Passport, Precision, Requirements, Source
+from trt_engine.records.passport import BuildInfo, Passport, Precision, Requirements, Source
 from trt_engine.tensors import Signature, TensorSpec
 
 pytestmark = pytest.mark.gpu
@@ -105,7 +105,7 @@ def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     path.write_bytes(b"nothing: the backend knows the network")
     shape = (ROWS, COLUMNS)
     passport = Passport(
-        schema=PASSPORT_SCHEMA, schema_version=1, backend="torch-for-a-test", payload=payload_files(path),
+        schema="trt-engine/passport", schema_version=1, backend="torch-for-a-test", payload=payload_files(path),
         model=Source("net", "sha256:0", None, "net.onnx"),
         signature=Signature((TensorSpec("x", "float32", shape),), (TensorSpec("y", "float32", shape),)),
         profiles=(), precision=Precision(None), device="cuda:0", build=BuildInfo("none", {}, 0.0, "test"),

@@ -66,14 +66,17 @@ def parity_of(engine: te.Engine) -> Parity:
 
 
 def test_a_build_is_judged_on_the_given_values_and_its_engine_runs_on_them_alone(recogniser: Path, given: Path) -> None:
-    unjudged = te.build(recogniser)
-    assert unjudged.passport.parity is None
     engine = te.build(recogniser, inputs=given, batch=(1, 2, 4))
     assert "given.npz (sha256:" in parity_of(engine).inputs
     assert "`x`" not in parity_of(engine).inputs and "seeded random" in parity_of(engine).inputs
-    assert engine.passport.build.notes["inputs"].startswith("given.npz")
     again = te.bench(engine, duration_s=0.001, warmup_s=0, batch=3)
     assert again.shapes["state"] == (2, 3, 16)
+
+
+def test_an_engine_that_was_not_judged_is_judged_once_values_are_given(recogniser: Path, given: Path) -> None:
+    assert te.build(recogniser).passport.parity is None
+    assert parity_of(te.build(recogniser, inputs=given)).passed
+    assert te.build(recogniser, inputs=given).passport.build.notes["inputs"].startswith("given.npz")
 
 
 def test_rows_of_the_file_are_repeated_for_a_larger_batch(tmp_path: Path) -> None:

@@ -134,7 +134,7 @@ def test_the_graph_and_the_name_are_those_of_the_model_in_memory(model: Path) ->
     proto = onnx.load(model)
     built = te.build(proto, batch=BATCH)
     assert built.signature == te.build(model, batch=BATCH).signature
-    assert built.passport.model.name == proto.graph.name
+    assert built.passport.model.name == proto.graph.name and te.inspect(built) == te.inspect(built.path)
 
 
 @pytest.mark.full

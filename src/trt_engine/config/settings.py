@@ -130,8 +130,7 @@ def _init_signature(kind: type) -> inspect.Signature:
     return inspect.signature(kind.__init__)  # type: ignore[misc]
 
 
-_LONGEST = {"_ms": 1e12, "_s": 1e9}
-"""The longest time by its unit, about 31 years: clocks and waits of a platform cannot have much more."""
+_LONGEST = {"_ms": 1e12, "_s": 1e9}  # by unit, about 31 years: clocks and waits of a platform cannot have much more
 
 
 def check_limits(config: Any) -> None:

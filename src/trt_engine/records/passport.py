@@ -12,7 +12,6 @@ from trt_engine.format import format_percent
 from trt_engine.records.parity import OutputError, Parity, ParityLimits, SpeedCheck
 from trt_engine.tensors import Signature
 
-PASSPORT_SCHEMA = "trt-engine/passport"
 PASSPORT_VERSION = 1
 GRAPH_DTYPE = "written"
 """Build note: dtype of the graph, where the engine computes in another one."""

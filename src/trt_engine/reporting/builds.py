@@ -14,7 +14,7 @@ from trt_engine.records.build import (
     TargetBuild,
     ValidateReport,
 )
-from trt_engine.records.bundle import BundleComponent, BundleReport, BundleState, BundleStep
+from trt_engine.records.bundle import BundleComponent, BundleConnection, BundleReport, BundleState, BundleStep
 from trt_engine.records.passport import GRAPH_DTYPE, Tuning
 from trt_engine.reporting import tables
 from trt_engine.reporting.document import Block, Fact, Paragraph, Table, make_facts
@@ -140,9 +140,8 @@ def bundle_report(report: BundleReport) -> Iterator[Block]:
         ("backend", f"{report.backend} on {report.device}"),
         *((item.name, _component_lines(item, report.folder)) for item in report.components),
         *(
-            ("feeds", f"{link}: {link.tensor}{axes and f', axes {list(axes)}'}, {_LINK_TEXT[link.matches]}")
+            ("feeds", f"{link}: {link.tensor}{_axes_text(link)}, {_LINK_TEXT[link.matches]}")
             for link in report.connections
-            for axes in (link.transpose or "",)
         ),
         *_chain_facts(report.chain),
         ("error", report.error.message if report.error is not None else None),
@@ -151,6 +150,10 @@ def bundle_report(report: BundleReport) -> Iterator[Block]:
         ("report", None if report.dry_run else report.artifacts["report"]),
         ("next", following if report.complete and not report.dry_run else None),
     )
+
+
+def _axes_text(link: BundleConnection) -> str:
+    return f", axes {list(link.transpose)}" if link.transpose else ""
 
 
 _STATUS_TEXT = {

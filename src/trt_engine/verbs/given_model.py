@@ -18,6 +18,7 @@ from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.conversion.sources import IN_TORCH, model_kind
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
+from trt_engine.format import quoted
 from trt_engine.model import Model
 from trt_engine.plan_header import detect_plan
 
@@ -127,7 +128,7 @@ class _Files:
         """The report without the inputs' file in its next command: the file ends with the call."""
         if self._saved is None or not (command := getattr(report, "next_command", None)):
             return report
-        return replace(report, next_command=command.replace(f" --inputs {self._saved}", ""))
+        return replace(report, next_command=command.replace(f" --inputs {quoted(self._saved)}", ""))
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="trt-engine-")))

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAST_ANSWERS_S = 1.0  # for answers whose client does not take them, where the time for requests is over
 _TRIM_S, _TRIM_BYTES = 2.0, 4 << 20
 """How often memory is looked at, and the bytes of requests after which the allocator keeps some."""
 
@@ -221,7 +220,7 @@ class Server(ProcessBound, RichDisplay):
                 log.warning("%d requests were not answered in time", admission.requests)
             await admission.quiet()
         finally:
-            left = max(given_up - now(), _LAST_ANSWERS_S)  # an answer that is not read has not the whole time again
+            left = max(given_up - now(), 1.0)  # an answer that is not read has a second more, not the whole time again
             stops = [asyncio.create_task(server.stop(left)) for server in servers]
             await asyncio.sleep(0.02)  # the ports are closed
             admission.shut.set()
