@@ -17,8 +17,6 @@ import onnx
 from networks import IR_VERSION, OPSET, Graph, vit
 from onnx import TensorProto, helper
 
-__all__ = ["NETWORKS", "feeds"]
-
 _TOKENS = 128
 
 

@@ -22,8 +22,6 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-__all__ = ["NETWORKS", "Graph", "bert", "resnet50", "vit", "yolo"]
-
 OPSET, IR_VERSION = 20, 10
 
 Shapes = dict[str, tuple[int, ...]]

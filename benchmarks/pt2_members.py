@@ -25,8 +25,6 @@ from fuzz.mutate import evil_pickle, hostile_text, mutate_bytes, mutate_tree
 from fuzz.readers import READERS
 from fuzz.seeds import Files, Seeds
 
-__all__ = ["CODES", "draw"]
-
 CODES = (2, 3, 4, 5, 6, 10, 11)
 CALLS = {
     "net.pt2": (

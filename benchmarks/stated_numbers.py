@@ -23,8 +23,6 @@ from onnx import ModelProto
 
 from fuzz.seeds import Seeds
 
-__all__ = ["KINDS", "VALUES", "Kind", "draw"]
-
 VALUES = (0, -1, 1 << 31, 1 << 62)
 LENGTH = 100_000
 """Of the list that takes the place of a number, where the format has lists."""

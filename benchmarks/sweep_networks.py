@@ -15,8 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["NETWORKS", "Network", "make"]
-
 
 @dataclass(frozen=True)
 class Network:

@@ -21,8 +21,6 @@ from patience import HANG_S
 from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError
 
-__all__ = ["Interrupted", "build_length", "interrupt_builds"]
-
 _BEGUN = "] building `"
 """What a build prints as its backend takes over."""
 ONE_PRESS_S, TWO_PRESSES_S = 5.0, 1.0

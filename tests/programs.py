@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-__all__ = ["load_program", "needs", "run_python"]
-
 
 def load_program(path: Path, name: str = "") -> ModuleType:
     """The program as a module called `name` (as its file), under which its dataclasses find it."""

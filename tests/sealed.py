@@ -12,8 +12,6 @@ from trt_engine.graph.load import open_model
 from trt_engine.protocols import BuildPaths
 from trt_engine.records.passport import BuildInfo, Passport, Source
 
-__all__ = ["seal_model"]
-
 
 def seal_model(path: Path, payload: Path, config: BuildConfig) -> Engine:
     """What the builder of the configuration's backend makes of a model."""

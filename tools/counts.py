@@ -22,8 +22,6 @@ from pathlib import Path
 
 import words
 
-__all__ = ["budgeted", "check", "counts", "main"]
-
 ROOT = Path(__file__).resolve().parents[1]
 _BLOCK = 6
 

@@ -21,8 +21,6 @@ from trt_engine.profiling.roofline import ProfileFacts
 from trt_engine.records.profile import ProfileReport
 from trt_engine.reporting.report import report
 
-__all__ = ["judged", "judged_in"]
-
 
 def judged(found: ProfileReport, *, typed: str | None = None) -> ProfileReport:
     """The same profile by the rules of today. `typed` is the model that was profiled, where none is its engine was."""

@@ -17,8 +17,6 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-__all__ = ["main"]
-
 _DIGITS = Path(__file__).resolve().parents[1] / "examples" / "digits" / "model.onnx"
 
 

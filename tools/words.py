@@ -17,8 +17,6 @@ import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["findings", "main"]
-
 HERE = Path(__file__).resolve()
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-__all__ = ["TORCH_NETWORKS", "Bert", "ResNet50", "Vit", "Yolo"]
-
 
 class Attention(nn.Module):
     """Multi-head attention over batch x tokens x width; `mask` is true where a token is attended to."""

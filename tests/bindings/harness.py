@@ -20,8 +20,6 @@ from pathlib import Path
 import platformdirs
 from filelock import FileLock
 
-__all__ = ["RELEASES", "Bindings", "Unavailable", "prepare"]
-
 RELEASES = {
     "10.0.1": "tensorrt-cu12-bindings==10.0.1",
     "10.16.1": "tensorrt-cu13-bindings==10.16.1.11",

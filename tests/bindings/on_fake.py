@@ -9,8 +9,6 @@ from trt_engine.device import parse_device
 from trt_engine.device.fake import FakeDevice
 from trt_engine.engine import Engine
 
-__all__ = ["OPENED", "RtxRuntimeOnFake", "RuntimeOnFake"]
-
 OPENED: list[FakeDevice] = []
 """Every device an engine was loaded on: what is allocated on them when a test ends, leaked."""
 

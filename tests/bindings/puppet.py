@@ -19,8 +19,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Call", "Key", "Puppet", "Slots", "learned"]
-
 ENTRIES = (
     "create_builder", "create_runtime", "create_refitter", "create_parser", "create_parser_refitter",
     "builder_plugin_registry", "plugin_registry", "init_plugins",

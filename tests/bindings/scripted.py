@@ -26,8 +26,6 @@ from onnx.reference import ReferenceEvaluator
 from bindings.puppet import Call, Dims, Puppet, Slots, virtual
 from trt_engine.device.fake import FakeBuffer, FakeDevice, FakeStream
 
-__all__ = ["Faults", "Gpu", "ScriptedTensorRT", "plan_bytes", "plan_facts"]
-
 Shape = tuple[int, ...]
 
 SEVERITIES = ("INTERNAL_ERROR", "ERROR", "WARNING", "INFO", "VERBOSE")

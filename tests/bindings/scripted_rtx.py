@@ -19,8 +19,6 @@ from bindings.scripted import Answers, ICudaEngine, IExecutionContext, IHostMemo
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CLASSES", "compile_kernels", "header", "refusal", "validity"]
-
 GPU_BITS = {(7, 5): 0x01, (8, 0): 0x02, (8, 6): 0x04, (8, 9): 0x08, (12, 0): 0x10, (12, 1): 0x20}
 LATER = 0x40
 VALID, INVALID, UNSUPPORTED_GPU, MALFORMED = 0, 2, 2, 32

@@ -32,8 +32,6 @@ import numpy as np
 from trt_engine.backends.tensorrt.api_table import API_TABLE, ApiEntry
 from trt_engine.backends.tensorrt.binding import TENSORRT, TENSORRT_RTX
 
-__all__ = ["followed", "problems", "surface_problems"]
-
 trt: Any = importlib.import_module(os.environ.get("TRT_ENGINE_TEST_MODULE", "tensorrt"))
 
 BINDING = TENSORRT_RTX if trt.__name__ == TENSORRT_RTX.module else TENSORRT

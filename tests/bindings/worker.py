@@ -24,8 +24,6 @@ from typing import IO, Any
 
 from bindings.harness import SOURCE, Bindings
 
-__all__ = ["Failure", "Worker"]
-
 TIMEOUT_S = 150.0
 
 

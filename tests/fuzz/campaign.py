@@ -24,8 +24,6 @@ from fuzz.checks import Fault, place_of
 from fuzz.inputs import Input
 from fuzz.worker import CPU_S
 
-__all__ = ["Result", "Watched", "fuzz"]
-
 WALL_S = 240.0
 """Time one input may take on a machine that others use too; its processor time is bounded by `CPU_S`."""
 TESTS = Path(__file__).resolve().parents[1]

@@ -11,8 +11,6 @@ from typing import Any
 
 from fuzz.mutate import FORGED, MARKUP
 
-__all__ = ["Call", "Fault", "faults_of"]
-
 
 @dataclass(frozen=True)
 class Fault:

@@ -10,8 +10,6 @@ import click
 
 from fuzz.mutate import hostile_text
 
-__all__ = ["command_line", "environment"]
-
 _PLACES = {
     "lint": "m.onnx", "convert": "m.onnx", "build": "m.onnx", "cast": "m.onnx", "quantize": "m.onnx", "ranges": "m.onnx",
     "search": "m.onnx", "size": "m.onnx", "bundle": "model_meta.json", "bench": "m.engine.onnx", "profile": "m.engine.onnx",

@@ -29,8 +29,6 @@ import yaml
 from google.protobuf.message import Message
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
-__all__ = ["FORGED", "MARKUP", "evil_pickle", "hostile_text", "mutate", "mutate_bytes", "mutate_tree", "number"]
-
 FORGED = "FORGED_LINE"
 """Follows a newline inside a name: a line of the output that begins with it was forged by the name."""
 MARKUP = "<script>FUZZ</script>"

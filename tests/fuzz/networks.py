@@ -12,8 +12,6 @@ from onnx import TensorProto, helper, numpy_helper
 
 from onnx_models import FLOAT, INT64, STRING, conv_net, int8_qdq, node, save, two_inputs
 
-__all__ = ["NETWORKS"]
-
 Maker = Callable[[Path], Path]
 
 

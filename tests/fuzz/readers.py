@@ -9,8 +9,6 @@ from pathlib import Path
 
 from trt_engine.profiling.instruments import ncu
 
-__all__ = ["READERS"]
-
 
 def _detect(path: Path) -> None:
     from trt_engine.conversion.sources import detect_source

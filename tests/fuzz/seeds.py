@@ -25,8 +25,6 @@ for _folder in ("", "reporting", "profiling", "bundling", "trt", "benchmark"):
 from fuzz.networks import NETWORKS  # noqa: E402
 from onnx_models import FLOAT, node, save  # noqa: E402
 
-__all__ = ["Files", "Seeds", "files_in"]
-
 Files = dict[str, bytes]
 
 

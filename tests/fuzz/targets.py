@@ -27,8 +27,6 @@ import stated_numbers
 if _TORCH := importlib.util.find_spec("torch"):
     import pt2_members
 
-__all__ = ["TARGETS", "Target"]
-
 
 @dataclass(frozen=True)
 class Target:

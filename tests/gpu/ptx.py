@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["SPIN"]
-
 # Written by hand for the driver's own compiler: no compiler is needed on the machine.
 SPIN = rb"""
 .version 7.0

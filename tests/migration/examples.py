@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["EXAMPLES", "Example"]
-
 
 @dataclass(frozen=True)
 class Example:

@@ -12,8 +12,6 @@ from trt_engine.verbs.migrate.rules import RuleSet
 from trt_engine.verbs.migrate.run import scan_source
 from trt_engine.verbs.migrate.source import Source, file_kind
 
-__all__ = ["Rewrite", "finds", "rewrites", "sample"]
-
 
 @dataclass(frozen=True)
 class Rewrite:

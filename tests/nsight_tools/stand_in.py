@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["NCU", "NSYS", "write_tool"]
-
 NSYS = (2024, 6, 2, 225)
 NCU = (2025, 3, 1, 0)
 

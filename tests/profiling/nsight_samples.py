@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-__all__ = ["SAMPLES", "sample"]
-
 SAMPLES = Path(__file__).parent / "samples"
 _MARK = "a parser is fed only what is below this line ---\n"
 

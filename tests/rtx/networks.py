@@ -14,8 +14,6 @@ from trt_engine.engine import Engine
 from trt_engine.errors import TrtEngineError
 from trt_engine.plan_header import plan_header
 
-__all__ = ["EXAMPLES", "FORMATS", "NEEDED", "build", "check", "count", "has", "refuse", "written"]
-
 ROOT = Path(__file__).parents[2]
 EXAMPLES = {
     "digits": ROOT / "examples" / "digits" / "model.onnx",

@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["V10", "V11", "write_trtexec"]
-
 V10 = (10, 16, 1, 11)
 V11 = (11, 1, 0, 106)
 
