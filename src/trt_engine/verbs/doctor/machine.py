@@ -74,28 +74,27 @@ class Machine:
         return [Path(place) for place in (*self.packages, *(sys.path if self.root == Path("/") else ())) if place]
 
     @cached_property
-    def distributions(self) -> tuple[metadata.Distribution, ...]:
-        """Installed distributions without duplicates, in import order."""
+    def distributions(self) -> dict[str, metadata.Distribution]:
+        """Installed distributions by canonical name, the first on the path."""
         found: dict[str, metadata.Distribution] = {}
         for item in metadata.distributions(path=[*self.packages, *sys.path]):
             with contextlib.suppress(KeyError, TypeError):  # a dist-info without METADATA has no name
                 found.setdefault(_canonical(item.metadata["Name"]), item)
-        return tuple(found.values())
+        return found
 
     def version(self, name: str) -> str | None:
         """The installed version of a distribution, or None."""
-        return next((d.version for d in self.distributions if _canonical(d.metadata["Name"]) == _canonical(name)), None)
+        found = self.distributions.get(_canonical(name))
+        return found.version if found is not None else None
 
     def owners(self, package: str, prefixes: tuple[str, ...]) -> list[tuple[str, str]]:
         """Name and version of the distributions with these name prefixes that own the folder `package`."""
-        found = []
-        for item in self.distributions:
-            name = _canonical(item.metadata["Name"])
-            if name.startswith(prefixes) and any(
-                str(file).startswith(f"{package}/__init__.py") for file in item.files or ()
-            ):
-                found.append((name, item.version))
-        return sorted(found)
+        return sorted(
+            (name, item.version)
+            for name, item in self.distributions.items()
+            if name.startswith(prefixes)
+            and any(str(file).startswith(f"{package}/__init__.py") for file in item.files or ())
+        )
 
     def library_info(self, library: str) -> dict[str, Any]:
         """`probe_import` of a library, once."""

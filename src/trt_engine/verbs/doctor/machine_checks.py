@@ -60,8 +60,7 @@ def python(machine: Machine) -> Iterator[Diagnosis]:
 @register_check
 def packages(machine: Machine) -> Iterator[Diagnosis]:
     """Compare the requirements of the installed package with the installed versions."""
-    ours = next((d for d in machine.distributions if d.metadata["Name"] == "trt-engine"), None)
-    if ours is None:
+    if (ours := machine.distributions.get("trt-engine")) is None:
         yield Diagnosis("packages", "warning", "trt-engine runs from its sources, not installed", "pip install -e .")
         return
     wrong, extras, here = [], dict[str, list[str]](), set[str]()
