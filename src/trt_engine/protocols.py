@@ -278,9 +278,10 @@ class CheckedContext(Context):
         self._check_open()
         if self._inputs is None:
             raise UsageError("buffers were bound before the shapes were prepared", hint="call `prepare` first")
-        wanted = self._inputs | {name: shape for name, shape in self._outputs.items() if -1 not in shape}
+        wanted = {name: shape for name, shape in self._inputs.items() if name not in self.host_inputs}
+        wanted |= {name: shape for name, shape in self._outputs.items() if -1 not in shape}
         for name in buffers:
-            if name not in wanted:
+            if name not in wanted and name not in self.host_inputs:
                 raise UsageError(f"there is no tensor `{name}` to bind", hint=suggest(name, list(wanted)))
         for name in wanted:
             if buffers.get(name) is None:

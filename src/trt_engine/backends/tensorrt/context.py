@@ -14,8 +14,8 @@ from trt_engine.config.profiles import Profile, check_shapes
 from trt_engine.device import Buffer, Device, Stream
 from trt_engine.device.host import numpy_dtype
 from trt_engine.errors import BuildError, FeedError, MemoryExhausted, TrtEngineError, UsageError
-from trt_engine.protocols import Context
-from trt_engine.tensors import Shape, TensorSpec, dtype, format_shape, suggest
+from trt_engine.protocols import CheckedContext, check_buffer_size
+from trt_engine.tensors import Shape, TensorSpec, dtype, format_shape
 
 if TYPE_CHECKING:
     from trt_engine.backends.tensorrt.run import FirstRun, TensorRtSession
@@ -25,24 +25,21 @@ _ALIGNMENT = 256
 """Alignment of every address passed to TensorRT, in bytes."""
 
 
-class TensorRtContext(Context):
+class TensorRtContext(CheckedContext):
     """An execution context for one thread. Ready for capture after `prepare` and `bind`."""
 
+    _owner: TensorRtSession
+
     def __init__(self, session: TensorRtSession, native: Any, profile: Profile | None, index: int) -> None:
-        self._session = session
+        super().__init__(session, profile, index)
         self._native = native
-        self._profile = profile
-        self._index = index
         self._device: Device = session.device
         self._specs = {spec.name: spec for spec in session.signature}
-        self._inputs: dict[str, Shape] | None = None
-        self._outputs: dict[str, Shape] = {}
         self._values: dict[str, Array] = {}
         self._host_values: dict[str, Array] = {}
         """Host memory of shape tensors, referenced by TensorRT."""
         self._data_dependent: dict[str, _DataDependentOutput] = {}
         self._native_allocators: dict[str, Any] = {}
-        self._bound: dict[str, Buffer] = {}
         self._scratch: Buffer | None = None
         self._stream: Stream | None = None
         self._execute: Callable[[int], bool] = _not_ready
@@ -50,7 +47,6 @@ class TensorRtContext(Context):
         self._ran: set[tuple[tuple[str, Shape], ...]] = set()
         """Input shapes already run: others may compile first."""
         self._problems_before = self._failed_before = 0
-        self._closed = False
         self.host_inputs = frozenset(session.value_inputs)
 
     # -------------------------------------------------------------------------------- before the hot path
@@ -69,10 +65,10 @@ class TensorRtContext(Context):
 
     def prepare(self, inputs: Mapping[str, Shape]) -> Mapping[str, Shape]:
         self._check_open()
-        check_shapes(self._session.signature, inputs, self._profile, self._index)
-        self._execute, self._inputs, self._bound = _not_ready, None, {}
-        said = self._session.logger.problem_count
-        with self._session.activate():
+        check_shapes(self._signature, inputs, self._profile, self._index)
+        self._execute, self._inputs, self._bound = _not_ready, None, None
+        said = self._owner.logger.problem_count
+        with self._owner.activate():
             for name, shape in inputs.items():
                 if not self._native.set_input_shape(name, tuple(shape)):
                     raise self._error(said, f"setting `{name}` to {format_shape(shape)}", FeedError)
@@ -86,36 +82,25 @@ class TensorRtContext(Context):
                     f"TensorRT misses shapes or values of {', '.join(f'`{name}`' for name in missing)}",
                     hint="give a shape to every input, and values to those that decide shapes",
                 )
-            self._outputs = {spec.name: self._output_shape(spec) for spec in self._session.signature.outputs}
+            self._outputs = {spec.name: self._output_shape(spec) for spec in self._signature.outputs}
             self._attach_output_allocators()
             self._allocate_scratch()
         self._inputs = {name: tuple(shape) for name, shape in inputs.items()}
         return dict(self._outputs)
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
-        self._check_open()
-        if self._inputs is None:
-            raise UsageError("buffers were bound before the shapes were prepared", hint="call `prepare` first")
-        wanted = {name: shape for name, shape in self._inputs.items() if name not in self._host_values}
-        wanted |= {
-            name: shape
-            for name, shape in self._outputs.items()
-            if name not in self._data_dependent and name not in self._host_values
-        }
-        for name in buffers:
-            if name not in wanted and name not in self._host_values:
-                raise UsageError(f"no tensor `{name}` to bind", hint=suggest(name, list(wanted)))
+        wanted = self._check_buffers(buffers)
         self._execute = _not_ready
-        said = self._session.logger.problem_count
-        addresses = {name: self._address(name, shape, buffers.get(name)) for name, shape in wanted.items()}
+        said = self._owner.logger.problem_count
+        addresses = {name: self._address(name, shape, buffers[name]) for name, shape in wanted.items()}
         for name, address in addresses.items():
             if not self._native.set_tensor_address(name, address):
                 raise self._error(said, f"giving `{name}` the address {address:#x}", UsageError)
         self._bound = {name: buffers[name] for name in wanted}
-        self._problems_before, self._failed_before = said, self._session.failed_allocations()
+        self._problems_before, self._failed_before = said, self._owner.failed_allocations()
         self._execute = cuda_driver.call_on_device(self._device.name, self._native.execute_async_v3)
-        if self._session.first_run is not None:
-            self._wrap_first_run(self._session.first_run, self._execute)
+        if self._owner.first_run is not None:
+            self._wrap_first_run(self._owner.first_run, self._execute)
 
     # -------------------------------------------------------------------------------- the hot path
 
@@ -149,15 +134,15 @@ class TensorRtContext(Context):
     def no_graph(self) -> str | None:
         if self._data_dependent:
             return f"the shape of `{next(iter(self._data_dependent))}` depends on the data"
-        if (reason := self._session.no_graph) is not None or self._stream is None:
+        if (reason := self._owner.no_graph) is not None or self._stream is None:
             return reason
-        with self._session.activate():
-            return self._session.capture_blocker(self._native, self._stream)
+        with self._owner.activate():
+            return self._owner.capture_blocker(self._native, self._stream)
 
     def profile_layers(self, times: LayerProfiler | None) -> None:
         """Report layer times to `times` after each inference (`times.report`), at a cost; None stops it."""
         self._check_open()
-        self._native.profiler = None if times is None else self._session.binding.wrap_callback(times)
+        self._native.profiler = None if times is None else self._owner.binding.wrap_callback(times)
         self._native.enqueue_emits_profile = times is None  # False: asynchronous, `times` reports
         self._detach_profiler()
         if times is not None:
@@ -167,23 +152,16 @@ class TensorRtContext(Context):
     def close(self) -> None:
         if self._closed:
             return
-        self._closed = True
         self._execute = _closed
         self._detach_profiler()
         self._native = None  # before its memory is freed
         for late in self._data_dependent.values():
             late.close()
-        self._data_dependent, self._native_allocators, self._host_values, self._bound, self._stream = (
-            {},
-            {},
-            {},
-            {},
-            None,
-        )
+        self._data_dependent, self._native_allocators, self._host_values, self._stream = {}, {}, {}, None
         if self._scratch is not None:
             self._scratch.close()
             self._scratch = None
-        self._session._remove_context(self)
+        super().close()
 
     # -------------------------------------------------------------------------------- its parts
 
@@ -230,7 +208,7 @@ class TensorRtContext(Context):
     def _output_shape(self, spec: TensorSpec) -> Shape:
         """The shape reported by TensorRT; all -1 for a host tensor, whose shape is set by `outputs`."""
         shape = tuple(self._native.get_tensor_shape(spec.name))
-        if spec.name not in self._session.host_outputs:
+        if spec.name not in self._owner.host_outputs:
             return shape
         if -1 in shape:
             size = self._native.get_max_output_size(spec.name)
@@ -242,7 +220,7 @@ class TensorRtContext(Context):
 
     def _attach_output_allocators(self) -> None:
         """Set an allocator for each output with a data-dependent shape."""
-        for spec in self._session.signature.outputs:
+        for spec in self._signature.outputs:
             if -1 not in self._outputs[spec.name] or spec.name in self._host_values:
                 if spec.name in self._data_dependent:
                     self._native.set_output_allocator(spec.name, None)
@@ -251,7 +229,7 @@ class TensorRtContext(Context):
                 continue
             if spec.name not in self._data_dependent:
                 late = _DataDependentOutput(spec, self._device)
-                taking = self._native_allocators[spec.name] = self._session.binding.wrap_callback(late)
+                taking = self._native_allocators[spec.name] = self._owner.binding.wrap_callback(late)
                 if not self._native.set_output_allocator(spec.name, taking):
                     raise self._error(0, f"taking the output `{spec.name}` as it comes", UsageError)
                 self._data_dependent[spec.name] = late
@@ -259,18 +237,18 @@ class TensorRtContext(Context):
 
     def _allocate_scratch(self) -> None:
         """Allocate scratch memory for these shapes, if we provide it. Nothing is in flight, so the old one is free."""
-        if self._session.memory_strategy != "user_managed":
+        if self._owner.memory_strategy != "user_managed":
             return
-        said = self._session.logger.problem_count
+        said = self._owner.logger.problem_count
         need = int(self._native.update_device_memory_size_for_shapes())
-        if need <= 0 and self._session.logger.had_errors(said):  # 0 is an error, or no scratch: messages decide
+        if need <= 0 and self._owner.logger.had_errors(said):  # 0 is an error, or no scratch: messages decide
             raise self._error(said, "working out the scratch memory", BuildError)
         if self._scratch is None or self._scratch.nbytes < need:
             if self._scratch is not None:
                 self._scratch.close()
                 self._scratch = None
             self._scratch = self._device.allocate(max(need, _ALIGNMENT))
-        if self._session.binding.has_api("IExecutionContext.set_device_memory"):
+        if self._owner.binding.has_api("IExecutionContext.set_device_memory"):
             self._native.set_device_memory(self._scratch.pointer, self._scratch.nbytes)
         else:
             self._native.device_memory = self._scratch.pointer
@@ -280,12 +258,8 @@ class TensorRtContext(Context):
         """Bytes of scratch memory provided to TensorRT."""
         return self._scratch.nbytes if self._scratch is not None else 0
 
-    def _address(self, name: str, shape: Shape, buffer: Buffer | None) -> int:
-        if buffer is None:
-            raise UsageError(f"no buffer is bound to `{name}`", hint="bind every input and every sized output")
-        need = dtype(self._specs[name].dtype).nbytes(shape)
-        if need > buffer.nbytes:
-            raise UsageError(f"`{name}` needs {need} bytes, its buffer has {buffer.nbytes}", hint="a larger buffer")
+    def _address(self, name: str, shape: Shape, buffer: Buffer) -> int:
+        check_buffer_size(name, buffer, dtype(self._specs[name].dtype).nbytes(shape))
         pointer = buffer.pointer
         if not pointer or pointer % _ALIGNMENT:
             raise UsageError(
@@ -308,15 +282,11 @@ class TensorRtContext(Context):
         for late in self._data_dependent.values():
             if isinstance(late.error, TrtEngineError):
                 return late.error
-        starved = self._session.failed_allocations() > self._failed_before
+        starved = self._owner.failed_allocations() > self._failed_before
         return self._error(self._problems_before, "the inference", MemoryExhausted if starved else BuildError)
 
     def _error(self, problems_before: int, subject: str, kind: type[TrtEngineError]) -> TrtEngineError:
-        return self._session.logger.make_error(subject, kind, problems_before)
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise UsageError("the context is closed", hint="make another with `session.context()`")
+        return self._owner.logger.make_error(subject, kind, problems_before)
 
 
 def _not_ready(stream: int) -> bool:
@@ -324,7 +294,7 @@ def _not_ready(stream: int) -> bool:
 
 
 def _closed(stream: int) -> bool:
-    raise UsageError("the context is closed", hint="make another with `session.context()`")
+    raise UsageError("the context is closed", hint="make another with `session.create_context()`")
 
 
 class _DataDependentOutput:

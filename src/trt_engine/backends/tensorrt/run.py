@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.device import Device, Stream, open_device, parse_device
 from trt_engine.engine import Engine
 from trt_engine.errors import EngineError, MemoryExhausted, ModelError, SetupError, UsageError
-from trt_engine.protocols import Session
+from trt_engine.protocols import CheckedSession
 from trt_engine.tensors import Signature
 from trt_engine.trt.layers import LayerInfo, read_layers
 from trt_engine.trt.settings import PlanSettings, parse
@@ -39,7 +38,7 @@ FirstRun = Callable[[Callable[[int], bool], Callable[[], None]], Callable[[int],
 """Wraps an inference and calls the second function once it is done."""
 
 
-class TensorRtSession(Session):
+class TensorRtSession(CheckedSession):
     """A plan on one GPU. Contexts may be created from any thread; the library allocates through `device`, counted."""
 
     binding: Binding = TENSORRT
@@ -47,6 +46,7 @@ class TensorRtSession(Session):
     """Wraps the first inference at new shapes; None if it needs none."""
 
     def __init__(self, engine: Engine, settings: PlanSettings, device: Device, *, owns_device: bool = False) -> None:
+        super().__init__()
         self.signature: Signature = engine.signature
         self.device = device
         self.memory_strategy = settings.memory_strategy
@@ -57,8 +57,6 @@ class TensorRtSession(Session):
         self._gpu = cuda_driver.find_gpu(device.name)
         built_with = engine.passport.build.config.get("options") or {}
         self._on_dla = settings.dla_core is not None or built_with.get("dla_core") is not None
-        self._open: set[TensorRtContext] = set()
-        self._opening = threading.Lock()
         self._owns_device = owns_device
         self._native: Any = None
         self._runtimes: tuple[Any, ...] = ()
@@ -118,10 +116,7 @@ class TensorRtSession(Session):
                 self._set_profile(native, profile, said)
             self._limit_cache(native)
         span = self._profiles[profile] if profile < len(self._profiles) else None
-        made = TensorRtContext(self, native, span, profile)
-        with self._opening:
-            self._open.add(made)
-        return made
+        return self._register(TensorRtContext(self, native, span, profile))
 
     def new_context(self, engine: Any) -> Any:
         """A native context with the memory strategy in force; None on failure."""
@@ -178,14 +173,10 @@ class TensorRtSession(Session):
 
     def close(self) -> None:
         """Destroy contexts, engine, runtimes, memory and logger, in this order."""
-        with self._opening:
-            if self._open:
-                raise UsageError(
-                    f"the session has {len(self._open)} open context(s) and cannot close", hint="close them first"
-                )
-            if self._closed:
-                return
-            self._closed = True
+        self._check_no_context()
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.ExitStack() as context:
             with contextlib.suppress(SetupError):  # the driver is gone: free the rest anyway
                 context.enter_context(self.activate())
@@ -211,10 +202,6 @@ class TensorRtSession(Session):
     def failed_allocations(self) -> int:
         """Number of failed device allocations so far; 0 if not counted."""
         return self._allocator.stats.failed if self._allocator is not None else 0
-
-    def _remove_context(self, context: TensorRtContext) -> None:
-        with self._opening:
-            self._open.discard(context)
 
     # -------------------------------------------------------------------------------- its parts
 
@@ -260,13 +247,11 @@ class TensorRtSession(Session):
 
     def _scratch_bytes(self) -> int:
         """Bytes of the contexts' scratch memory, TensorRT's or ours."""
-        with self._opening:
-            given = sum(context.scratch_bytes for context in self._open)
-            count = len(self._open)
+        contexts: list[Any] = list(self._open)  # others may be opened meanwhile
         if self.memory_strategy == "user_managed":
-            return given
+            return sum(context.scratch_bytes for context in contexts)
         newer = self.binding.has_api("ICudaEngine.device_memory_size_v2")
-        return count * int(self._native.device_memory_size_v2 if newer else self._native.device_memory_size)
+        return len(contexts) * int(self._native.device_memory_size_v2 if newer else self._native.device_memory_size)
 
     def _out_of_memory_error(self, subject: str, before: int = 0) -> MemoryExhausted | None:
         if self._allocator is None or self.failed_allocations() <= before:
