@@ -100,42 +100,6 @@ def test_a_precision_the_engine_does_not_have_ends_with_6(
     assert bench(place / "m.engine.onnx", *QUICK, "--precision", "fp32", *more) == 0
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["m.engine.onnx", "--batch", "9"], 2),
-        (["m.engine.onnx", "--shapes", "y:1x3x8x8"], 2),
-        (["m.engine.onnx", "--shapes", "x:1x3x9x8"], 2),
-        (["m.engine.onnx", "--duration", "soon"], 2),
-        (["m.engine.onnx", "--inputs", "absent.npy"], 2),
-        (["m.engine.onnx", "--loadEngine=m.engine.onnx"], 2),
-        (["m.engine.onnx", "--parse-log", "x.log"], 2),
-        (["m.engine.onnx", "--isolate", "--memory-limit", "much"], 2),
-        ([], 2),
-        (["--parse-log", "absent.log"], 2),
-        (["absent.onnx"], 4),
-        (["text.onnx"], 4),
-        (["foreign.engine"], 10),
-        (["m.engine.onnx", "-o", "in_the_way"], 3),
-        (["m.engine.onnx", *QUICK[:-1], "3", "--strict"], 9),
-    ],
-)
-def test_what_cannot_be_measured_ends_with_its_exit_code_and_a_hint(
-    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], code: int
-) -> None:
-    monkeypatch.chdir(place)
-    (place / "text.onnx").write_text("not a network at all")
-    (place / "foreign.engine").write_bytes(b"no plan" * 10)
-    (place / "in_the_way").write_text("a file")
-    before = sorted(place.glob("*"))
-    assert bench(*args) == code
-    told = capsys.readouterr()
-    assert "error: " in told.err and "hint: " in told.err
-    assert "Traceback" not in told.err
-    assert json.loads(told.out)["error"]["exit_code"] == code
-    assert sorted(place.glob("*")) == before
-
-
 def test_out_of_memory_in_a_child_is_exit_code_11(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     args = ["--isolate", "--memory-limit", "30M", "--batch", "50000"]
     assert bench(place / "m.onnx", *QUICK, *args) == 11

@@ -75,25 +75,6 @@ def test_data_decides_what_auto_keeps(run: Run, tmp_path: Path) -> None:
     assert told["fp32_nodes"] == []
 
 
-@pytest.mark.parametrize(
-    ("args", "code", "words"),
-    [
-        (["net.onnx", "--to", "fp16"], 2, "no output file is given"),
-        (["net.onnx", "--to", "int8", "-o", "x.onnx"], 2, "int8"),
-        (["net.onnx", "--to", "fp16", "-o", "net.onnx"], 2, "the model itself"),
-        (["none.onnx", "--to", "fp16", "-o", "x.onnx"], 4, "no such file"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--exclude-node", "nope"], 2, "no node `nope`"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--max-constant", "-1"], 2, "more than 0"),
-        (["net.onnx", "--to", "fp16", "-o", "x.onnx", "--autocast", "--auto-exclude"], 2, "leave one of them out"),
-        (["net.onnx", "--to", "fp16", "--autocast", "--dry-run"], 2, "has no dry run"),
-    ],
-)
-def test_wrong_calls_end_with_a_hint(args: list[str], code: int, words: str, run: Run, tmp_path: Path) -> None:
-    got, out, err = run(*args)
-    assert got == code and words in err and out == ""
-    assert not (tmp_path / "x.onnx").exists()
-
-
 # ------------------------------------------------------------------------------------------------ the careful path
 
 

@@ -84,46 +84,6 @@ def test_rules_end_with_the_exit_code_of_what_failed_and_one_document(capsys: py
     assert compare(*pair, "--fail-if", "slow:3%") == 2
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["a.engine.onnx"], 2),
-        ([], 2),
-        (["a.engine.onnx", "nothing.engine"], 4),
-        (["a.engine.onnx", "a.engine.onnx", "--restarts", "3"], 2),
-        (["a.engine.onnx", "a.engine.onnx", "--backend", "tensorrt"], 2),
-        (["a.engine.onnx", "a.engine.onnx", "--batch", "9"], 2),
-        (["a.engine.onnx", "--baseline", "none.json"], 2),
-        (["none.jsonl", "none.jsonl"], 2),
-    ],
-)
-def test_what_cannot_be_done_is_told_with_a_hint_and_its_exit_code(
-    args: list[str], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare(*args) == code
-    told = capsys.readouterr()
-    assert not told.out and "hint:" in told.err and "Traceback" not in told.err
-
-
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["a.engine.onnx"], 2),
-        (["nothing.engine", "none.onnx"], 4),
-        (["a.engine.onnx", "a.engine.onnx", "--restarts", "2"], 2),
-        (["a.engine.onnx", "--baseline", "none.json"], 2),
-        (["a.engine.onnx", "a.engine.onnx", "--save-baseline", "a.onnx"], 2),
-        (["none.jsonl", "none.jsonl"], 2),
-    ],
-)
-def test_a_dry_run_refuses_what_the_command_would_refuse(
-    args: list[str], code: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert compare(*args, "--dry-run") == code
-    told = capsys.readouterr()
-    assert not told.out and "Traceback" not in told.err
-
-
 def test_a_rule_without_an_interval_has_not_passed(capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("s1", "s2"):
         words = ["bench", "a.engine.onnx", "--duration", "0", "--warmup", "0s", "--iterations", "60", "-o", name]

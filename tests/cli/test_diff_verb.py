@@ -25,11 +25,3 @@ def test_changes_that_are_alike_are_one_line(half: Path, capsys: pytest.CaptureF
     rows = [line.split() for line in said.splitlines()]
     assert ["type", "fp32", "->", "fp16", "`Conv_0`,", "..."] in [row[1:] for row in rows]
     assert ["kind", "Cast", "1", "4", "+3"] in rows
-
-
-def test_what_is_no_engine_ends_with_two_and_says_what_would_do(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "notes.txt").write_text("hello")
-    assert run(["diff", str(DIGITS), str(tmp_path / "notes.txt")]) == 2
-    assert "hint: expected an engine, an ONNX model" in capsys.readouterr().err

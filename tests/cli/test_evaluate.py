@@ -125,33 +125,6 @@ def test_json_is_one_document_that_fits_its_schema_also_when_the_gate_fails(
 
 
 @pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        ([], 2, "dataset"),
-        (["--dataset", "none"], 2, "no such dataset `none`"),
-        (["--dataset", "data", "--max-drop", "0.1"], 2, "compares with a baseline"),
-        (["--dataset", "data", "--baseline", "none.onnx"], 4, "no such file `none.onnx`"),
-        (["--dataset", "data", "--preprocess", "none.json"], 2, "cannot read `none.json`"),
-        (["--dataset", "data", "--batch", "0"], 2, "0"),
-        (["--dataset", "data", "--save-predictions", "p.json"], 2, "predictions are saved for COCO annotations"),
-        (["--dataset", "data", "-o", "net.onnx/x"], 3, "a file is in the way"),
-    ],
-)
-def test_what_cannot_be_evaluated_is_said_in_one_sentence_and_a_hint(
-    call: Callable[..., Told], tmp_path: Path, args: list[str], code: int, says: str
-) -> None:
-    model = brightness(tmp_path / "net.onnx")
-    data(tmp_path / "data")
-    before = sorted(tmp_path.iterdir())
-    found, out, err = call("evaluate", model, *args)
-    assert (found, out) == (code, "")
-    assert says in err
-    assert "hint: " in err
-    assert "Traceback" not in err
-    assert sorted(tmp_path.iterdir()) == before
-
-
-@pytest.mark.parametrize(
     ("module", "says"), [("PIL", "pillow"), ("faster_coco_eval", "faster-coco-eval"), ("httptools", "`httptools`")]
 )
 def test_without_the_extra_its_name_is_said_before_anything_is_built(tmp_path: Path, module: str, says: str) -> None:
@@ -223,36 +196,6 @@ def test_a_picture_in_and_classes_out(call: Callable[..., Told], tmp_path: Path,
     assert told["classes"][0]["name"] == "green"  # type: ignore[index]
     assert len(told["classes"]) == 2  # type: ignore[arg-type]
     assert (tmp_path / "x.jpg").is_file()
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        (["--image", "none.jpg"], 2, "cannot read the image `none.jpg`: no such file"),
-        (["--image", "net.onnx"], 2, "is not a readable image"),
-        (["--image", "x.png", "--random"], 2, "both `--image` and `--random` are given"),
-        (["--image", "x.png", "--batch", "2"], 2, "`--batch` needs `--random`"),
-        (["--random", "--draw", "y.png"], 2, "`--draw` needs `--image`"),
-        (["--random", "--min-score", "0.5"], 2, "`--min-score` needs `--image`"),
-        (["--random", "-o", "y.json"], 2, "ends in .npz or .npy"),
-        (["--image", "x.png", "--draw", "y.gif"], 2, "a drawing cannot be written to `y.gif`"),
-        (["--image", "x.png", "--draw", "x.png"], 2, "`x.png` exists"),
-        (["--image", "x.png", "-o", "y.txt"], 2, "ends in .json, .npz or .npy"),
-        (["--image", "x.png", "--preprocess", "wrong.json"], 2, "`sise`, which is not a setting"),
-    ],
-)
-def test_a_picture_that_cannot_be_run_is_said(
-    call: Callable[..., Told], tmp_path: Path, args: list[str], code: int, says: str
-) -> None:
-    brightness(tmp_path / "net.onnx")
-    Image.new("RGB", (4, 4)).save(tmp_path / "x.png")
-    (tmp_path / "wrong.json").write_text('{"preprocess": {"sise": [8, 8]}, "postprocess": {"decode": "classify"}}')
-    before = sorted(tmp_path.iterdir())
-    found, out, err = call("infer", "net.onnx", *args)
-    assert (found, out) == (code, "")
-    assert says in err
-    assert "hint: " in err
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_a_model_that_declares_nothing_says_how_to_declare(call: Callable[..., Told], tmp_path: Path) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import trt_engine as te
-from onnx_models import FLOAT, node
-from onnx_models import save as save_model
+from onnx_models import FLOAT, node, save
 
 Told = tuple[int, str, str]
 
@@ -19,7 +18,7 @@ Told = tuple[int, str, str]
 def model(tmp_path: Path) -> Path:
     nodes = [node("Neg", "x", "minus"), node("Log", "x", "log")]
     row = (FLOAT, ["batch", 3])
-    return save_model(tmp_path / "two.onnx", nodes, {"x": row}, {"minus": row, "log": row})
+    return save(tmp_path / "two.onnx", nodes, {"x": row}, {"minus": row, "log": row})
 
 
 @pytest.fixture
@@ -59,59 +58,3 @@ def test_random_inputs_are_seeded(infer: Callable[..., Told], engine: Path, tmp_
     assert a.shape == (3, 3)
     assert np.array_equal(a, b)
     assert not np.array_equal(a, c)
-
-
-def save(path: Path, array: np.ndarray) -> Path:
-    np.save(path, array)
-    return path
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "says"),
-    [
-        ([], 2, "no inputs are given"),
-        (["--input", "x.npy", "--random"], 2, "both `--input` and `--random`"),
-        (["--input", "x.npy", "--batch", "2"], 2, "`--batch` needs `--random`"),
-        (["--input", "x.npy", "--shapes", "x:1x3"], 2, "`--shapes` needs `--random`"),
-        (["--input", "none.npy"], 2, "cannot read the inputs `none.npy`: no such file"),
-        (["--input", "text.npy"], 2, "neither .npy nor .npz"),
-        (["--input", "wide.npy"], 2, "dimension 1 is fixed at 3"),
-        (["--input", "double.npy"], 2, "is float64, expected float32"),
-        (["--input", "many.npy"], 2, "profile 0 spans 1x3 to 4x3"),
-        (["--input", "named.npz"], 2, "contains `z`, which is not an input"),
-        (["--random", "--batch", "9"], 2, "profile 0 spans 1x3 to 4x3"),
-        (["--random", "--batch", "0"], 2, "0"),
-        (["--random", "--repeat", "0"], 2, "0"),
-        (["--random", "--output", "mins"], 2, "did you mean `minus`"),
-        (["--random", "-o", "y.npy"], 2, "can hold one array, there are 2"),
-        (["--random", "-o", "y.csv"], 2, "ends in .npz or .npy"),
-        (["--random", "-o", "x.npy/y.npz"], 3, "a file is in the way"),
-        (["--random", "--device", "tpu"], 2, "unknown device `tpu`"),
-        (["--random", "--precision", "fp16"], 2, "is already built: `--precision` cannot change it"),
-        (["--random", "-O", "nonsense=1"], 2, "nonsense"),
-    ],
-)
-def test_what_cannot_be_done_is_said_in_one_sentence_and_a_hint(
-    infer: Callable[..., Told],
-    engine: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    args: list[str],
-    code: int,
-    says: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    save(tmp_path / "x.npy", np.ones((1, 3), np.float32))
-    save(tmp_path / "wide.npy", np.ones((1, 4), np.float32))
-    save(tmp_path / "double.npy", np.ones((1, 3), np.float64))
-    save(tmp_path / "many.npy", np.ones((5, 3), np.float32))
-    (tmp_path / "text.npy").write_text("1 2 3")
-    np.savez(tmp_path / "named.npz", z=np.ones((1, 3), np.float32))
-    before = sorted(tmp_path.iterdir())
-    found, out, err = infer(engine, *args)
-    assert found == code
-    assert out == ""
-    assert says in err
-    assert "hint: " in err
-    assert "Traceback" not in err
-    assert sorted(tmp_path.iterdir()) == before

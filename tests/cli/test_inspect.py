@@ -77,13 +77,6 @@ def test_shapes_move_the_count(cli: Run, detector: Path) -> None:
     assert json.loads(out)["macs"] == 4 * (8 * 160 * 128 * 27 + 80)
 
 
-@pytest.mark.parametrize("shapes", ["image:1x3x160x128", "images:1x3x160", "images:1x3x161x128", "images:axb"])
-def test_shapes_that_do_not_fit_are_a_usage_error(cli: Run, detector: Path, shapes: str) -> None:
-    code, out, err = cli(detector, "--shapes", shapes)
-    assert (code, out) == (2, "")
-    assert "hint:" in err
-
-
 @pytest.mark.parametrize("op", [("EfficientNMS_TRT", ""), ("Magic", "my.company"), ("Reluu", "")])
 def test_operators_that_do_not_run_here_are_answered_with_findings(
     cli: Run, tmp_path: Path, op: tuple[str, str]
@@ -174,13 +167,6 @@ def test_a_smoke_run_tells_what_went_in_and_came_out(cli: Run, engine: Any) -> N
     assert (scores["shape"], scores["not_finite"]) == ([3, 10], 0)
     assert np.isfinite(scores["mean"])
     assert smoke["first_ms"] > 0
-
-
-def test_run_on_what_cannot_run_says_what_can(cli: Run, detector: Path, tmp_path: Path) -> None:
-    for path in (detector, tmp_path):
-        code, _, err = cli(path, "--run")
-        assert code == 2
-        assert "hint: " in err
 
 
 # ------------------------------------------------------------------------------------------------ run folders

@@ -81,23 +81,6 @@ def test_a_target_prints_its_own_runners_alone(frozen: Path, capsys: pytest.Capt
     assert "TensorRT 1" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["--target", "tflite"], 2),
-        (["--tensorrt", "8.6"], 2),
-        (["--tensorrt", "newest"], 2),
-        (["--shapes", "z:1x3"], 2),
-        (["--shapes", "x:2x3"], 2),
-    ],
-)
-def test_what_cannot_be_asked_is_a_usage_error(
-    frozen: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int
-) -> None:
-    assert run(["lint", str(frozen), *args]) == code
-    assert "hint:" in capsys.readouterr().err
-
-
 # ------------------------------------------------------------------------------------------------ a parser, and --reduce
 
 

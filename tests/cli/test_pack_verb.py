@@ -35,21 +35,3 @@ def test_the_archive_lies_beside_the_run_and_is_reported(folder: Path, capsys: p
 def test_a_folder_gets_the_archive_by_the_runs_name(folder: Path, tmp_path: Path) -> None:
     assert run(["pack", "run", "--outdir", "sent"]) == 0
     assert (tmp_path / "sent" / "run.tar.gz").is_file()
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["nowhere"], "no such folder"),
-        (["."], "is not a run folder"),
-        (["run", "-o", "x.rar"], "not an archive name"),
-        (["run/run.json"], "is a file, expected the folder of a run"),
-        ([], "RUN"),
-    ],
-)
-def test_bad_input_ends_with_its_exit_code_and_a_hint(
-    folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], said: str
-) -> None:
-    assert run(["pack", *args]) == 2
-    told = capsys.readouterr().err
-    assert said in told and "hint:" in told and "Traceback" not in told

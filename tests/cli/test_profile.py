@@ -137,25 +137,6 @@ def test_a_dry_run_says_at_which_shapes_and_what_would_be_written(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize(
-    ("args", "code"),
-    [
-        (["missing.engine"], 4), (["--batch", "9"], 2), (["--shapes", "other:1"], 2), (["--device", "cuda:0"], 10),
-        (["--profiler", "gprof"], 2), (["--inferences", "0"], 2), (["--backend", "fake"], 2),
-    ],
-    ids=str,
-)  # fmt: skip
-def test_bad_input_ends_with_its_code_a_hint_and_nothing_written(
-    args: list[str], code: int, engine: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = args if args[0] == "missing.engine" else [str(engine), *args]
-    found = profile(*target, *(QUICK if "--inferences" not in args else QUICK[:2]), "-o", tmp_path / "out")
-    told = capsys.readouterr().err
-    assert found == code, told
-    assert "hint: " in told and "Traceback" not in told
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_command_to_go_on_with_does_not_need_the_file_that_it_names(tmp_path: Path) -> None:
     net = models.conv_net(tmp_path / "net.onnx")
     report = te.convert(net, out=tmp_path / "copy.onnx")

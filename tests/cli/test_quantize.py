@@ -93,11 +93,6 @@ def test_random_data_is_used_when_asked_for_and_never_hidden(say: Say) -> None:
     assert code == 0 and "RANDOM" in out and "random feeds" in err
 
 
-@pytest.mark.parametrize("arguments", [("--to", "int9"), ("--to", "int4", "--block-size", "33"), ()])
-def test_what_cannot_be_is_refused_as_usage(say: Say, arguments: tuple[str, ...]) -> None:
-    assert say("net.onnx", *arguments, "-o", "q.onnx")[0] == 2
-
-
 def pictures(folder: Path) -> Path:
     (folder / "pictures").mkdir()
     rng = np.random.default_rng(1)

@@ -53,23 +53,3 @@ def test_reading_a_run_writes_nothing_into_it(folder: Path, tmp_path: Path) -> N
     before = sorted(tmp_path.rglob("*"))
     assert run(["report", str(folder)]) == 0
     assert sorted(tmp_path.rglob("*")) == before
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "said"),
-    [
-        (["nowhere"], 2, "no such folder"),
-        (["."], 2, "is not a run folder"),
-        (["run/size.json"], 2, "is a file, expected the folder of a run"),
-        (["run", "--format", "pdf"], 2, "pdf"),
-        (["run", "--format", "html", "--json"], 2, "both use stdout"),
-        (["run", "-o", "run/size.json/x.md"], 3, "a file is in the way"),
-        ([], 2, "RUN"),
-    ],
-)
-def test_bad_input_ends_with_its_exit_code_and_a_hint(
-    folder: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, said: str
-) -> None:
-    assert run(["report", *args]) == code
-    told = capsys.readouterr().err
-    assert said in told and "hint:" in told and "Traceback" not in told

@@ -78,35 +78,3 @@ def test_the_last_line_is_the_stream_count_and_the_logs_answer_the_sources_grep(
     assert float(qps) == pytest.approx(data["trtexec"]["bsmax"]["qps"], rel=1e-4)
     assert float(mean) == pytest.approx(data["trtexec"]["bsmax"]["cpu_mean_ms"], rel=1e-4)
     assert "cpu" in log.splitlines()[0]
-
-
-@pytest.mark.parametrize(
-    ("args", "code", "hint"),
-    [
-        (["nowhere.onnx"], 4, "torch.onnx.export"),
-        (["weights.pt"], 4, "torch.onnx.export"),
-        (["{model}", "--max-batch", "0"], 2, "--max-batch"),
-        (["{model}", "--max-batch", "many"], 2, ""),
-        (["{model}", "--fps", "0"], 2, ""),
-        (["{model}", "--no-such"], 2, ""),
-        (["{model}", "--backend", "no-such"], 2, ""),
-        (["{model}", "--shapes", "image:1x3x8x8"], 2, "images"),
-        (["{model}", "--workspace", "32768Mib5"], 2, "32GiB"),
-        (["{model}", "-o", "{model}"], 3, "-o"),
-        (["{model}", "-o", "{model}/below"], 3, "-o"),
-        (["{model}", "--batch", "8"], 2, ""),
-    ],
-)
-def test_bad_input_has_its_exit_code_and_a_hint_and_no_trace(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], args: list[str], code: int, hint: str
-) -> None:
-    before = set(tmp_path.rglob("*"))
-    filled = [arg.format(model=model) for arg in args]
-    assert run(["size", *filled]) == code
-    out, err = told(capsys)
-    assert out == ""
-    assert err.count("error: ") >= 1
-    assert "hint: " in err
-    assert hint in err
-    assert "Traceback" not in err
-    assert set(tmp_path.rglob("*")) == before

@@ -55,29 +55,3 @@ def test_the_answer_is_in_every_form_and_the_curve_is_kept_and_reused(
     assert "Verified: " in told.out
     assert told.out.rstrip().splitlines()[-1].startswith("PEAK_GPU_STREAMS: ")
     assert len((out / "curve.jsonl").read_text().splitlines()) == 3
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--deadline-ms", "50", "--sources", "40"], "cannot read the sources `40`"),
-        (["--deadline-ms", "50", "--late", "150%"], "cannot read the share `150%`"),
-        (["--deadline-ms", "50", "--policy", "fast"], "cannot read the policy `fast`"),
-        (["--deadline-ms", "50", "--arrivals", "none.txt"], "none.txt"),
-        (["--deadline-ms", "50", "--curve", "none.jsonl"], "none.jsonl"),
-        (["--deadline-ms", "0"], "more than 0"),
-    ],
-)
-def test_settings_are_refused_before_anything_is_built(
-    options: list[str], message: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(["size", str(model), "-o", str(tmp_path / "out"), *options]) == 2
-    assert message in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_curve_of_another_file_is_refused(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "curve.jsonl").write_text('{"hello": 1}\n')
-    asked = ["size", str(model), "--deadline-ms", "50", "--curve", str(tmp_path / "curve.jsonl")]
-    assert run([*asked, "-o", str(tmp_path / "out")]) == 2
-    assert "cannot read the latency curve" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from onnx import numpy_helper
 import onnx_models as models
 from trt_engine.backends.fake.build import MAGIC
 from trt_engine.cli import main
-from trt_engine.engine import Engine, passport_path, payload_files
+from trt_engine.engine import Engine, payload_files
 from trt_engine.records.passport import NOT_VALIDATED
 
 Run = Callable[..., tuple[int, str, str]]
@@ -91,24 +91,6 @@ def test_an_engine_that_fails_has_its_document_its_error_and_its_exit_code(run: 
     assert code == 0 and "its validation failed on fake:0: output `scores`" in err
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "says"),
-    [
-        (("validate",), 2, "missing argument `ENGINE`"),
-        (("validate", "none.engine"), 4, "no such file"),
-        (("validate", "net.onnx"), 10, "is a model, expected an engine"),
-        (("validate", "net.fake", "-O", "compute_capability=12.0"), 10, "the device here has 12.0"),
-        (("validate", "net.fake", "-O", "memroy=1"), 2, "unknown setting `memroy`"),
-    ],
-)
-def test_what_cannot_be_validated_changes_nothing(run: Run, words: tuple[str, ...], code: int, says: str):
-    run(*BUILD, "--gpus", "sm89", "-o", "net.fake")
-    before = passport_path(Path("net.fake")).read_bytes()
-    got, _, err = run(*words)
-    assert got == code and says in err
-    assert passport_path(Path("net.fake")).read_bytes() == before
-
-
 # ------------------------------------------------------------------------------------------------ --each-gpu
 
 
@@ -124,24 +106,6 @@ def test_one_command_makes_a_file_for_each_gpu(run: Run):
     told = document(out, "build")
     assert code == 0 and told["targets"][0]["gpu"] == "8.9" and told["built"] == 1 and told["failed"] == 0
     assert told["artifacts"]["sm89_engine"] == "one.sm89.fake" and told["targets"][0]["report"]["cached"] is True
-
-
-@pytest.mark.parametrize(
-    ("words", "says"),
-    [
-        (("--each-gpu", "sm89,H100"), "`H100` is compute capability 9.0 (Hopper)"),
-        (("--each-gpu", "sm89,RTX 4091"), "unknown GPU `RTX 4091`"),
-        (("--each-gpu", "sm89", "--gpus", "sm89"), "`--gpus` and `--each-gpu` are both given"),
-        (("--each-gpu", ","), "`--each-gpu` names no GPU"),
-        (("--each-gpu", "sm89,sm120", "-o", "mine.fake"), "`mine.sm120.fake` exists and is not a trt-engine engine"),
-    ],
-)
-def test_a_mistake_ends_it_before_anything_is_built(run: Run, tmp_path: Path, words: tuple[str, ...], says: str):
-    Path("mine.sm120.fake").write_text("years of work")
-    before = sorted(tmp_path.rglob("*"))
-    code, _, err = run(*BUILD, *words)
-    assert code == 2 and says in err and "hint: " in err
-    assert sorted(tmp_path.rglob("*")) == before and Path("mine.sm120.fake").read_text() == "years of work"
 
 
 def test_a_dry_run_of_several_writes_nothing(run: Run, tmp_path: Path):

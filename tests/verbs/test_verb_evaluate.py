@@ -245,29 +245,6 @@ def test_a_model_that_declares_nothing_says_how_to(tmp_path: Path) -> None:
     assert found.vision["source"] == "vision.json"
 
 
-@pytest.mark.parametrize(
-    ("settings", "says"),
-    [
-        ({"batch": 0}, "`--batch` is 0, expected 1 or more"),
-        ({"max_samples": 0}, "`--max-samples` is 0, expected 1 or more"),
-        ({"max_drop": 0.1}, "compares with a baseline"),
-        ({"max_drop": 3, "baseline": "x"}, "expected 0 to 1"),
-        ({"nonsense": 1}, "no argument `nonsense`"),
-        ({"save_predictions": "p.json"}, "predictions are saved for COCO annotations"),
-        ({"dataset": DIGITS / "val"}, "is declared to `classify`"),
-        ({"dataset": "none"}, "no such dataset"),
-    ],
-)
-def test_what_cannot_be_done_is_said_before_anything_runs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    values = {"dataset": colours(tmp_path / "data")} | settings
-    with pytest.raises(UsageError, match=says) as refused:
-        evaluate(colour_net(tmp_path / "net.onnx"), values.pop("dataset"), **values)
-    assert refused.value.hint
-
-
 def test_folders_in_another_order_than_the_classes_are_suspected(tmp_path: Path) -> None:
     """Without declared names the folders are the classes in the order of their names."""
     data = tmp_path / "data"
