@@ -29,12 +29,11 @@ PYTHON = [sys.executable, "-m", "trt_engine"]
 # ------------------------------------------------------------------------------------------------ a verb that fails to order
 
 
-@click.command()
+@options.verb()
 @click.argument("how")
 @click.option("--batch", type=int)
 @click.option("--precision", type=click.Choice(["fp32", "fp16"]))
 @click.option("--max-batch", type=int)
-@options.common
 def fails(how: str, batch: int | None, precision: str | None, max_batch: int | None) -> int | None:
     """Raises what it is told to."""
     if how == "code":
@@ -324,8 +323,7 @@ def test_what_was_still_in_the_buffer_when_the_reader_left_is_dropped_without_a_
         "import sys, types, click\n"
         "from trt_engine.cli import main, verbs_table\n"
         "from trt_engine.command_line import options, output\n"
-        "@click.command()\n"
-        "@options.common\n"
+        "@options.verb()\n"
         "def command():\n"
         "    print('not flushed yet', file=output.result_stream())\n"
         "    raise BrokenPipeError(32, 'Broken pipe')\n"
@@ -379,8 +377,7 @@ import signal, sys, time, types, click
 from trt_engine.cli import main, verbs_table
 from trt_engine.command_line import options, output, signals
 signals.INTERRUPT_INTERVAL_S = signals.PRESS_WINDOW_S = 600.0  # however long this process or the sender is held up
-@click.command()
-@options.common
+@options.verb()
 def command():
     try:
         print('ready', flush=True, file=output.result_stream())
@@ -452,8 +449,7 @@ _LOUD = """
 import ctypes, os, subprocess, sys, types, click
 from trt_engine.cli import main, verbs_table
 from trt_engine.command_line import options, output
-@click.command()
-@options.common
+@options.verb()
 def command():
     library = ctypes.CDLL(None)
     library.puts(b'in the C library until the process ends')

@@ -41,9 +41,8 @@ def call(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
     """A verb `takes` that has the options of one config class and keeps what it makes of them."""
     kept = Call(request.param)
 
-    @verb_command.verb()
+    @options.verb()
     @options.config_options(kept.config)
-    @options.common
     def takes(**values: Any) -> None:
         kept.made.append(options.config_from(kept.config, values))
         assert not values, "every value was taken"

@@ -33,8 +33,7 @@ from trt_engine.atomic_io import staging_folder, write_atomic
 {settings}
 def tell(text):
     print(text, flush=True, file=output.result_stream())
-@click.command()
-@options.common
+@options.verb()
 def command():
 {work}
 sys.modules['trt_engine.verbs.works.command'] = types.SimpleNamespace(command=command)

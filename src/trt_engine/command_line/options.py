@@ -15,7 +15,7 @@ import click
 from trt_engine.atomic_io import read_bounded
 from trt_engine.command_line.output import OutputOptions, begin, print_result
 from trt_engine.command_line.output import command_line as command_line
-from trt_engine.command_line.verb_command import NOTES, SET_BY_TRTEXEC, Option, SuggestedValues
+from trt_engine.command_line.verb_command import NOTES, SET_BY_TRTEXEC, Option, SuggestedValues, Verb
 from trt_engine.config.bench import BenchConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -28,25 +28,42 @@ _LONG_WARMUP_S = 30.0
 _output = functools.partial(click.option, cls=Option, group="Output")
 
 
-def common(function: F) -> F:
-    """Add `--json`, `-q`, `-v` to a verb, and print the record that it returns; an int is its exit code."""
+def verb(
+    name: str | None = None, *, group: click.Group | None = None, dry_run: bool = False, **settings: Any
+) -> Callable[[Callable[..., Any]], Verb]:
+    """A verb, or one of a group, with `--json`, `-q`, `-v` and with `dry_run` `--dry-run`; it prints the record that the
+    function returns, and an int is its exit code."""
 
-    @_output("--json", "as_json", is_flag=True, help="One JSON document on stdout.")
-    @_output("-q", "--quiet", is_flag=True, help="Only warnings on stderr.")
-    @_output("-v", "--verbose", count=True, help="More on stderr; -vv with stack traces.")
-    @functools.wraps(function)
-    def verb(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
-        ctx = click.get_current_context()
-        begin(OutputOptions(json=as_json, verbosity=-1 if quiet else verbose), ctx.command_path.split()[:2][-1])
-        if notes := ctx.meta.pop(NOTES, ()):
-            _log_notes(notes)
-        result = function(*args, **kwargs)
-        if result is None or isinstance(result, int):
-            return result
-        print_result(result)
-        return 0
+    def decorate(function: Callable[..., Any]) -> Verb:
+        @functools.wraps(function)
+        def call(*args: Any, as_json: bool, quiet: bool, verbose: int, **kwargs: Any) -> Any:
+            ctx = click.get_current_context()
+            begin(OutputOptions(json=as_json, verbosity=-1 if quiet else verbose), ctx.command_path.split()[:2][-1])
+            if notes := ctx.meta.pop(NOTES, ()):
+                _log_notes(notes)
+            result = function(*args, **kwargs)
+            if result is None or isinstance(result, int):
+                return result
+            print_result(result)
+            return 0
 
-    return verb  # type: ignore[return-value]
+        made = click.command(name, cls=Verb, **settings)(call)
+        if dry_run:
+            made.params.append(_switch("--dry-run", help="Print the plan; write nothing."))
+        made.params += [
+            _switch("--json", "as_json", help="One JSON document on stdout."),
+            _switch("-q", "--quiet", help="Only warnings on stderr."),
+            Option(("-v", "--verbose"), count=True, help="More on stderr; -vv with stack traces.", group="Output"),
+        ]
+        if group is not None:
+            group.add_command(made)
+        return made
+
+    return decorate
+
+
+def _switch(*names: str, help: str) -> Option:
+    return Option(names, is_flag=True, help=help, group="Output")
 
 
 def _log_notes(notes: Sequence[tuple[int, str]]) -> None:
@@ -100,7 +117,6 @@ def out_is_folder() -> bool:
 
 
 overwrite_option = _output("--overwrite", is_flag=True, help="Overwrite existing files.")
-dry_run_option = _output("--dry-run", is_flag=True, help="Print the plan; write nothing.")
 
 
 def config_options(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -153,11 +152,6 @@ def _flatten(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return [word for item in value for word in _flatten(item)]
     return [value]
-
-
-def verb(**settings: Any) -> Callable[[Callable[..., Any]], Verb]:
-    """`click.command` with the help and option parsing of all verbs."""
-    return functools.partial(click.command, cls=Verb)(**settings)
 
 
 def _write_rows(formatter: click.HelpFormatter, rows: Sequence[tuple[str, str]]) -> None:

@@ -7,19 +7,17 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.errors import UsageError
 from trt_engine.verbs.batch.config import BatchConfig
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=options.FILE)
 @options.config_options(BatchConfig)
 @options.engine_options(leave_out=("inputs", "batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
 @options.out_option("The folder to write.", hint="name a folder, as `-o results`")
-@options.dry_run_option
-@options.common
 def command(path: Path, inputs: tuple[Path, ...], out: Path | None, dry_run: bool, **values: Any) -> None:
     """Run ENGINE over every row of the INPUTs into Parquet (a MODEL is built where the workers are).
 

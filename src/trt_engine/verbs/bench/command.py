@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.config.bench import BenchConfig, BenchRunConfig
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.runtime import RuntimeConfig
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trt_engine.verbs.bench.command")
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("path", metavar="ENGINE|MODEL", required=False, type=options.FILE)
 @options.bench_options()
 @options.config_options(BenchRunConfig)
@@ -32,8 +32,6 @@ log = logging.getLogger("trt_engine.verbs.bench.command")
 @click.option(
     "--log-format", type=click.Choice(["trtexec"]), help="Print the log that scripts read, in trtexec's format."
 )
-@options.dry_run_option
-@options.common
 def command(path: Path | None, log_file: Path | None, log_format: str | None, dry_run: bool, **values: Any) -> Any:
     """Measure an ENGINE, or a MODEL that is built into the store first.
 

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 PLAN_SUFFIXES = (".engine", ".plan", ".trt")
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", metavar="MODEL", required=False, type=options.FILE)
 @options.config_options(BuildConfig)
 @click.option(
@@ -35,8 +35,6 @@ PLAN_SUFFIXES = (".engine", ".plan", ".trt")
 @options.out_option("The engine file or its folder [default: only the store].")
 @click.option("--rebuild", is_flag=True, help="Build even if the store has this engine.")
 @options.overwrite_option
-@options.dry_run_option
-@options.common
 def command(
     model: Path | None,
     out: Path | None,

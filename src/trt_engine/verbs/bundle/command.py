@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.build import BuildConfig, BundleConfig
 from trt_engine.errors import UsageError
@@ -28,7 +28,7 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("meta", metavar="META", required=False, type=options.FILE)
 @click.option("--meta", "meta_option", type=options.FILE, hidden=True)
 @options.config_options(BundleConfig)
@@ -41,8 +41,6 @@ def _source_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--workspace-mb", "workspace_mb", type=click.IntRange(min=1), hidden=True)
 @click.option("--builder-opt-level", "level", type=click.IntRange(0, 5), hidden=True)
 @_source_options
-@options.dry_run_option
-@options.common
 def command(meta: Path | None, meta_option: Path | None, out: Path | None, dry_run: bool, **values: Any) -> None:
     """Build every component in META (a model_meta.json) into one folder: engines, logs, timing cache, report.
 

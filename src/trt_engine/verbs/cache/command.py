@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ def command() -> None:
     """
 
 
-@command.command("list", cls=verb_command.Verb)
-@options.common
+@options.verb("list", group=command)
 def list_engines() -> CacheReport:
     """List the engines in the store, last used first, with size and path."""
     from trt_engine.store import Store
@@ -34,12 +33,10 @@ def list_engines() -> CacheReport:
     return _report("list", store.folder, store.entries())
 
 
-@command.command("prune", cls=verb_command.Verb)
+@options.verb("prune", group=command, dry_run=True)
 @click.option("--max-size", metavar="SIZE", help="Remove the least recently used until the rest fits, e.g. 10GiB.")
 @click.option("--older-than", metavar="TIME", help="Remove engines not used for this long, e.g. 30d or 12h.")
 @click.option("--all", "everything", is_flag=True, help="Remove every engine.")
-@options.dry_run_option
-@options.common
 def prune(max_size: str | None, older_than: str | None, everything: bool, dry_run: bool) -> CacheReport:
     """Remove engines and leftovers of interrupted builds from the store."""
     import math

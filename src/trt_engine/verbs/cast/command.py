@@ -7,19 +7,17 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.precision import CastConfig
 from trt_engine.errors import UsageError
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", metavar="MODEL", type=options.FILE)
 @click.option("--to", type=click.Choice(("fp16", "bf16")), required=True, help="The type to cast to.")
 @options.out_option("The .onnx file to write.")
 @options.config_options(CastConfig)
 @options.overwrite_option
-@options.dry_run_option
-@options.common
 def command(model: Path, to: Any, out: Path | None, dry_run: bool, **values: Any) -> Any:
     """Cast MODEL to FP16 or BF16 with consistent types, and list what stayed in FP32 and why.
 

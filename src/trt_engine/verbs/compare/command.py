@@ -7,12 +7,12 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.config.bench import BenchConfig, CompareConfig
 from trt_engine.errors import Interrupted
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("engines", metavar="ENGINE|MODEL|RECORDS...", nargs=-1, required=True, type=options.FILE)
 @options.config_options(CompareConfig)
 @options.bench_options(
@@ -23,8 +23,6 @@ from trt_engine.errors import Interrupted
         "seed": "seed of the random inputs and of the measuring order",
     },
 )
-@options.dry_run_option
-@options.common
 def command(engines: tuple[Path, ...], dry_run: bool, **values: Any) -> None:
     """Measure engines interleaved and compare them with the first one.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from trt_engine.command_line import COMPLETE, PROG, options, verb_command
+from trt_engine.command_line import COMPLETE, PROG, options
 from trt_engine.command_line.output import document, emit
 
 _INSTALL = {
@@ -14,12 +14,11 @@ _INSTALL = {
 }
 
 
-@verb_command.verb(
+@options.verb(
     short_help="Shell completion.",
     epilog='For this shell only: eval "$(trt-engine completion bash)". The line for every new shell is printed on stderr.',
 )
 @click.argument("shell", type=click.Choice(list(_INSTALL)))
-@options.common
 def command(shell: str) -> None:
     """Print the completion script for SHELL, which the shell evaluates."""
     import logging

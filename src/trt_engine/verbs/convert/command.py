@@ -7,17 +7,15 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.convert import ConvertConfig
 from trt_engine.errors import Interrupted, UsageError
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("source", metavar="SRC")
 @click.option("--static", is_flag=True, help="Make all axes static.")
 @options.config_options(ConvertConfig)
-@options.dry_run_option
-@options.common
 def command(source: str, static: bool, dry_run: bool, **values: Any) -> Any:
     """Convert SRC to ONNX, and reject a result that differs: frozen batch, hard-coded size, wrong values.
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import textwrap
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.errors import UsageError
 from trt_engine.verbs.deploy.targets import TARGETS, Target
 
@@ -19,6 +18,14 @@ def command() -> None:
 
 
 def _add_command(name: str, target: Target) -> None:
+    what = "ENGINE|MODEL" if target.takes_models else "ENGINE"
+    metavar = f"[NAME=]{what}" + ("" if target.max_sources == 1 else "...")
+
+    @options.verb(name, group=command, dry_run=True, short_help=target.short_help, help=target.help)
+    @click.argument("sources", metavar=metavar, nargs=-1, required=True)
+    @options.config_options(target.config)
+    @options.out_option("The folder to write.", hint="name a folder, as `-o models`")
+    @options.overwrite_option
     def run(sources: tuple[str, ...], out: Path | None, overwrite: bool, dry_run: bool, **values: Any) -> Any:
         if out is None:
             raise UsageError("no output folder is given", hint=f"`trt-engine deploy {name} {sources[0]} -o DIR`")
@@ -27,17 +34,6 @@ def _add_command(name: str, target: Target) -> None:
         from trt_engine.verbs.deploy.run import deploy
 
         return deploy(name, sources, out, config=config, overwrite=overwrite, dry_run=dry_run)  # type: ignore[arg-type]
-
-    run.__doc__ = textwrap.dedent(f"    {target.help}") if not target.help.startswith(" ") else target.help
-    decorated = options.common(run)
-    decorated = options.dry_run_option(options.overwrite_option(decorated))
-    decorated = options.out_option("The folder to write.", hint="name a folder, as `-o models`")(decorated)
-    decorated = options.config_options(target.config)(decorated)
-    what = "ENGINE|MODEL" if target.takes_models else "ENGINE"
-    metavar = f"[NAME=]{what}" + ("" if target.max_sources == 1 else "...")
-    decorated = click.argument("sources", metavar=metavar, nargs=-1, required=True)(decorated)
-    made = click.command(name, cls=verb_command.Verb, short_help=target.short_help)(decorated)
-    command.add_command(made)
 
 
 for _name, _target in TARGETS.items():

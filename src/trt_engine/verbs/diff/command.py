@@ -6,11 +6,11 @@ from pathlib import Path
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("before", metavar="BEFORE", type=options.FILE)
 @click.argument("after", metavar="AFTER", type=options.FILE)
 @click.option(
@@ -33,7 +33,6 @@ from trt_engine.command_line.output import print_result
     metavar="N",
     help="Print N changes; --json has all [default: 20].",
 )
-@options.common
 def command(before: Path, after: Path, layer_times: tuple[Path, Path] | None, model: Path | None, top: int) -> None:
     """Compare two engines: fused and split layers, changed types, kernels, shapes and times.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import document, emit
 
 if TYPE_CHECKING:
@@ -23,9 +23,8 @@ def _complete_names(ctx: click.Context, param: click.Parameter, incomplete: str)
     return [CompletionItem(item.name, help=item.title) for item in list_pages() if item.name.startswith(incomplete)]
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("name", required=False, metavar="[NAME]", shell_complete=_complete_names)
-@options.common
 def command(name: str | None) -> None:
     """Print the page NAME (markdown, or a JSON schema), or list the pages.
 

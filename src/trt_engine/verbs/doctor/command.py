@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.device import parse_device
 from trt_engine.errors import SetupError, UsageError
 
 
-@verb_command.verb()
+@options.verb()
 @click.option("--peaks", is_flag=True, help="Also the device peaks, measured once and cached.")
 @click.option("--device", type=options.DEVICE, help="With --peaks: only this device, cpu or cuda:0 [default: all].")
 @click.option("--remeasure", is_flag=True, help="With --peaks: ignore the cache.")
-@options.common
 def command(peaks: bool, device: str | None, remeasure: bool) -> int:
     """Check installed libraries, their consistency and the backends, with a fix for each problem.
 

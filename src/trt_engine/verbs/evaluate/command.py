@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.errors import UsageError
@@ -20,13 +20,11 @@ if TYPE_CHECKING:
 _FILE = options.FILE
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("path", metavar="ENGINE|MODEL", type=_FILE)
 @click.option("--dataset", type=_FILE, required=True, metavar="PATH", help="A folder, an annotations .json or an .npz.")
 @options.config_options(EvaluateConfig)
 @options.engine_options(leave_out=("batch", "shapes", "profiles", "preprocess"))
-@options.dry_run_option
-@options.common
 def command(path: Path, dataset: Path, dry_run: bool, **values: Any) -> None:
     """Evaluate ENGINE on a dataset (a MODEL is built into the store first).
 

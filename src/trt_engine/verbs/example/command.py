@@ -7,15 +7,14 @@ from pathlib import Path
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import document, emit
 
 
-@verb_command.verb()
+@options.verb()
 @options.out_option("The folder [default: example].", hint="name a folder, as `-o example`")
 @click.option("--video", is_flag=True, help="Also clip.mp4, in which they move.")
 @options.overwrite_option
-@options.common
 def command(out: Path | None, video: bool, overwrite: bool) -> None:
     """Write detector.onnx, which finds red, green and blue objects, and scene.png, an image with three of them.
 

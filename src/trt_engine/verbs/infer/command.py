@@ -7,19 +7,17 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.evaluate import InferConfig
 from trt_engine.errors import UsageError
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
 @click.option("--input", "--inputs", "source", type=options.FILE, metavar="FILE", help=".npy (one input) or .npz.")
 @click.option("--random", "random", is_flag=True, help="Seeded random inputs instead of a file.")
 @options.config_options(InferConfig)
 @options.engine_options(leave_out=("inputs", "batch", "shapes", "workspace_mib", "parity", "parity_rtol", "preprocess"))
-@options.dry_run_option
-@options.common
 def command(path: Path, source: Path | None, random: bool, dry_run: bool, **values: Any) -> Any:
     """Run an ENGINE (or a MODEL, built into the store first) once, or on every frame of a video.
 

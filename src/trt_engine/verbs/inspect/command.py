@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import as_json, describe_error, document, emit, print_result, result_text
 from trt_engine.errors import EngineError
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trt_engine.records.inspect import EngineReport
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("path", type=options.FILE)
 @click.option(
     "--shapes",
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 @click.option("--run", is_flag=True, help="Load the engine and run it once on seeded inputs.")
 @click.option("--device", type=options.DEVICE, help="The device to check and run an engine on [default: its own].")
 @click.option("--seed", type=int, default=0, metavar="N", help="Seed of the inputs of --run [default: 0].")
-@options.common
 def command(path: Path, shapes: str | None, run: bool, device: str | None, seed: int) -> None:
     """Describe PATH: an ONNX model, an engine, a bare plan, a bundle, a run folder or an archive of one.
 

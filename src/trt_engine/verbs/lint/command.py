@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.precision import QUANT_TARGETS
 from trt_engine.errors import ModelError
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _RANK = {"info": 0, "warning": 1, "error": 2}
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("model", metavar="MODEL", type=options.FILE)
 @click.option(
     "--target",
@@ -60,7 +60,6 @@ _RANK = {"info": 0, "warning": 1, "error": 2}
     help="With --reduce: GPUs TensorRT-RTX builds for, e.g. sm89,sm120 [default: all].",
 )
 @options.overwrite_option
-@options.common
 def command(model: Path, fail_on: str | None, **values: Any) -> None:
     """Find problems of MODEL before building it, each with its reason and fix.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.config.settings import setting_names
 from trt_engine.verbs.loadtest.config import LoadtestConfig
 
@@ -23,12 +23,10 @@ if TYPE_CHECKING:
 _CLEAR = "\r\x1b[K"
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("target", metavar="URL|ENGINE|MODEL")
 @options.config_options(LoadtestConfig)
 @options.engine_options(leave_out={*setting_names(LoadtestConfig), "parity", "parity_rtol", "max_p99_ms"})
-@options.dry_run_option
-@options.common
 def command(target: str, dry_run: bool, **values: Any) -> None:
     """Load a server of the Open Inference Protocol v2 (http, https, grpc, grpcs), an ENGINE, or a MODEL built first.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.errors import ModelError
 from trt_engine.verbs.migrate.config import MigrateConfig
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from trt_engine.records.migrate import MigrateReport
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("paths", metavar="PATH...", type=options.FILE, nargs=-1, required=True)
 @options.config_options(MigrateConfig)
 @click.option(
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     type=click.Choice(("error", "warning")),
     help="Exit with 4 for findings of this severity or worse [default: never].",
 )
-@options.common
 def command(paths: tuple[Path, ...], fail_on: str | None, **values: Any) -> None:
     """Find what the target release of TensorRT removed, renamed or gave another meaning in files and folders.
 

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 
 
-@verb_command.verb()
-@options.common
+@options.verb(dry_run=True)
 @click.argument("folder", metavar="RUN", type=options.FILE)
 @options.out_option(
     "The archive: .tar.gz, .tgz or .zip; or a folder for it [default: beside RUN].",
@@ -18,7 +17,6 @@ from trt_engine.command_line import options, output, verb_command
 )
 @click.option("--no-raw", is_flag=True, help="Omit raw profiles and timelines.")
 @click.option("--engines", is_flag=True, help="Include engines and models.")
-@options.dry_run_option
 @options.overwrite_option
 def command(folder: Path, out: Path | None, no_raw: bool, engines: bool, dry_run: bool, overwrite: bool) -> None:
     """Pack a run into one archive: records, reports, raw profiles, digests.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.bench import BenchConfig, ProfileConfig
 from trt_engine.config.build import BuildConfig
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trt_engine.verbs.profile.command")
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("path", metavar="ENGINE|MODEL", type=options.FILE)
 @options.config_options(ProfileConfig)
 @click.option(
@@ -36,8 +36,6 @@ log = logging.getLogger("trt_engine.verbs.profile.command")
 @options.bench_options(
     leave_out=("warmup_s", "warmup_iterations", "iterations", "idle_s", "percentiles", "streams", "strict")
 )
-@options.dry_run_option
-@options.common
 def command(path: Path, top: int, dry_run: bool, **values: Any) -> Any:
     """Profile an ENGINE (a MODEL is built into the store first).
 

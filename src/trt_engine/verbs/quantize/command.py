@@ -7,18 +7,16 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.precision import QUANTIZED_PRECISIONS, QuantizeConfig
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", type=options.FILE, metavar="MODEL")
 @click.option("--to", type=click.Choice(QUANTIZED_PRECISIONS), required=True, help="The format.")
 @options.config_options(QuantizeConfig)
 @options.out_option("The quantised model file.")
 @options.overwrite_option
-@options.dry_run_option
-@options.common
 def command(model: Path, to: Any, **values: Any) -> Any:
     """Quantise MODEL for the library that will run it: TensorRT 10 (strongly typed) and 11, or ONNX Runtime.
 

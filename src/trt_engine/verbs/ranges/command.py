@@ -7,18 +7,16 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.precision import RangesConfig
 from trt_engine.errors import UsageError
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", type=options.FILE)
 @options.config_options(RangesConfig)
 @options.out_option("Also write the JSON document to this file.")
 @options.overwrite_option
-@options.dry_run_option
-@options.common
 def command(model: Path, out: Path | None, overwrite: bool, dry_run: bool, **values: Any) -> Any:
     """Find tensors of MODEL outside the range of FP16, BF16 or FP8, and the nodes to keep in FP32.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.command_line.output import as_json
 from trt_engine.errors import UsageError
 from trt_engine.format import format_bytes
@@ -19,8 +19,7 @@ _SUFFIXES = {".txt": "text", ".log": "text", ".md": "md", ".html": "html", ".htm
 _NAMES = {"text": "report.txt", "md": "report.md", "html": "report.html", "json": "report.json"}
 
 
-@verb_command.verb()
-@options.common
+@options.verb(dry_run=True)
 @click.argument("folder", metavar="RUN", type=options.FILE)
 @click.option(
     "--format",
@@ -31,7 +30,6 @@ _NAMES = {"text": "report.txt", "md": "report.md", "html": "report.html", "json"
 @options.out_option(
     "Write to this file, or into this folder, instead of stdout.", hint="leave out `-o` to print to stdout"
 )
-@options.dry_run_option
 @options.overwrite_option
 def command(folder: Path, format_name: str | None, out: Path | None, dry_run: bool, overwrite: bool) -> None:
     """Render the records of a run as text, markdown or one HTML page.

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.errors import Interrupted, UsageError
 from trt_engine.verbs.run.config import RunConfig
@@ -18,7 +18,7 @@ from trt_engine.verbs.run.config import RunConfig
 log = logging.getLogger("trt_engine.verbs.run.command")
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("plan", metavar="PLAN", type=options.FILE)
 @options.config_options(RunConfig)
 @click.option("--benchmark", is_flag=True, hidden=True)  # flags of scripts that plans replace
@@ -31,8 +31,6 @@ log = logging.getLogger("trt_engine.verbs.run.command")
     hint="name a folder, as `-o run`",
 )
 @options.overwrite_option
-@options.dry_run_option
-@options.common
 def command(
     plan: Path, out: Path | None, container_facts: str | None, overwrite: bool, dry_run: bool, **values: Any
 ) -> int:

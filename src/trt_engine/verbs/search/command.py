@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.config.precision import QUANTIZE_DATA, QuantizeConfig, SearchConfig
 from trt_engine.config.runtime import RuntimeConfig
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _FILE = options.FILE
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", metavar="MODEL", type=_FILE)
 @click.option("--dataset", type=_FILE, required=True, metavar="PATH", help="A folder, an annotations .json or an .npz.")
 @options.config_options(SearchConfig)
@@ -30,8 +30,6 @@ _FILE = options.FILE
     ),
 )  # fmt: skip
 @options.config_options(RuntimeConfig, leave_out=("contexts", "streams"))
-@options.dry_run_option
-@options.common
 def command(model: Path, dataset: Path, dry_run: bool, **values: Any) -> Any:
     """Find the largest part of MODEL that can be INT8 or FP8 while AP or top-1 drops by at most the budget.
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, output, signals, verb_command
+from trt_engine.command_line import options, output, signals
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import setting_names
 from trt_engine.verbs.serve.config import ServeConfig
@@ -19,12 +19,11 @@ _SWITCH_S, _COLLECT = 1e-3, (10_000, 20, 20)
 """A thread's longest wait for the interpreter, and when it looks for garbage: a fifth of the throughput of images."""
 
 
-@verb_command.verb()
+@options.verb()
 @click.argument("engines", metavar="[ENGINE|NAME=ENGINE]...", nargs=-1)
 @options.config_options(ServeConfig)
 @options.config_options(RuntimeConfig, leave_out=setting_names(RuntimeConfig) - {"contexts"})
 @options.engine_options(leave_out=("batch", "shapes", "parity", "parity_rtol", "preprocess"))
-@options.common
 def command(engines: tuple[str, ...], **values: Any) -> None:
     """Serve ENGINEs, or the models of a repository, over HTTP and gRPC until a signal.
 

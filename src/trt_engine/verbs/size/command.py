@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.build import BuildConfig
 from trt_engine.verbs.size.config import SizeConfig
@@ -17,12 +17,10 @@ if TYPE_CHECKING:
     from trt_engine.verbs.size.size_plan import SizeJob
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("model", type=options.FILE)
 @options.config_options(SizeConfig)
 @options.config_options(BuildConfig, leave_out=("profiles", "batch", "max_p99_ms"))
-@options.dry_run_option
-@options.common
 def command(model: Path, dry_run: bool, **values: Any) -> DryRun | None:
     """Find the number of video streams MODEL sustains: inspect, build, measure, double, report.
 

@@ -7,17 +7,15 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, verb_command
+from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.verbs.upgrade_check.config import UpgradeConfig
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("old", metavar="OLD", type=options.FILE)
 @click.argument("new", metavar="NEW", type=options.FILE)
 @options.config_options(UpgradeConfig)
-@options.dry_run_option
-@options.common
 def command(old: Path, new: Path, dry_run: bool, **values: Any) -> None:
     """Compare what two versions of TensorRT or ONNX Runtime made of the same models.
 

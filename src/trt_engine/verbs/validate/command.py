@@ -7,15 +7,13 @@ from typing import Any
 
 import click
 
-from trt_engine.command_line import options, output, verb_command
+from trt_engine.command_line import options, output
 from trt_engine.config.runtime import RuntimeConfig
 
 
-@verb_command.verb()
+@options.verb(dry_run=True)
 @click.argument("engine", metavar="ENGINE", type=options.FILE)
 @options.config_options(RuntimeConfig, leave_out=("contexts", "streams"))
-@options.dry_run_option
-@options.common
 def command(engine: Path, dry_run: bool, **values: Any) -> None:
     """Compare ENGINE with the reference outputs saved by its build, and write the result into its passport.
 
