@@ -115,6 +115,14 @@ def test_the_tail_of_a_softmax_is_dead_where_it_is_constant_not_where_its_logits
     assert compare_output(constant, want).std_ratio == pytest.approx(0, abs=1e-6)
 
 
+def test_features_cut_off_at_zero_have_the_scale_of_those_that_are_not() -> None:
+    before, noise = np.random.default_rng(0).normal(0, (0.2, 0.004), (3456, 2)).T
+    want, got = np.maximum(before, 0)[None], np.maximum(before + noise, 0)[None]
+    assert TOLERANCES["quantized"].accepts(compare_output(got, want))
+    for wrong in (got[:, ::-1], np.where(want > 0.3, 0, got), np.where(np.arange(3456) == want.argmax(), 0, got)):
+        assert not TOLERANCES["quantized"].accepts(compare_output(wrong, want))
+
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

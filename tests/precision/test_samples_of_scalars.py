@@ -106,3 +106,24 @@ def test_data_of_a_type_numpy_lacks_is_observed(tmp_path: Path, kind: str) -> No
     )
     report = te.ranges(path, [{"x": np.array([[1, 0, 1]], getattr(ml_dtypes, kind))}])
     assert largest(report) == 2.0
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_recording_is_one_sample_and_its_frames_are_not_where_frames_depend_on_others(
+    tmp_path: Path, together: bool
+) -> None:
+    inner = node("CumSum", "x axis", "y")
+    save(
+        tmp_path / "m.onnx",
+        [inner],
+        {"x": (FLOAT, ["t", 4])},
+        {"y": (FLOAT, ["u", 4])},
+        {"axis": np.int64(not together)},
+    )
+    rng = np.random.default_rng(0)
+    for name in ("a", "b", "c"):
+        np.save(tmp_path / f"{name}.npy", rng.standard_normal((ROWS, 4), np.float32))
+    model, sizes = open_model(tmp_path / "m.onnx"), [6, 6, 6] if together else [2] * 9
+    for limit, taken in ((None, sizes), (2, sizes[: 2 if together else 1])):
+        found = open_samples(tmp_path, model.signature, batch=2, limit=limit, model=model)
+        assert [batch.rows for batch in found] == taken

@@ -190,7 +190,8 @@ class EquivalenceChecker:
     def _other_size_feeds(self, first: Mapping[str, Shape]) -> Iterator[dict[str, Array]]:
         """Feeds at other sizes: all dynamic sizes changed, then the batch only, then the others only."""
         sizes = {_key(spec, axis): first[spec.name][axis] for spec in self._signature.inputs for axis in spec.dynamic}
-        batches = {key for spec in self._signature.inputs for key in self._batch_key(spec)}
+        signature = self._signature
+        batches = {_key(spec, axis) for spec in signature.inputs for axis in signature.batch_axes(spec)}
         others = [key for key in sizes if key not in batches]
         moved = [{key: sizes[key] + 1 for key in batches}] if batches else []
         choices = []
@@ -210,9 +211,6 @@ class EquivalenceChecker:
             return random_inputs(self._path, self._signature, shapes, seed)
         except ModelError as error:
             raise CannotRun(f"{error.message}, so nothing can be compared") from error
-
-    def _batch_key(self, spec: TensorSpec) -> list[str]:
-        return [_key(spec, axis) for axis in self._signature.batch_axes(spec)]
 
     def _shapes_at(self, sizes: Mapping[str, int]) -> dict[str, Shape]:
         return {

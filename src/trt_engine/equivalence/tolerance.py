@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from onnx import ModelProto, NodeProto
+from onnx import ModelProto
 
 from trt_engine.equivalence.output_range import output_ranges
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
@@ -171,18 +171,16 @@ def select_tolerance(rounding: str, *, tf32: bool = False, explicit: float | Non
 
 def coarsest_dtype(graph: GraphIndex, target: str | None = None) -> str:
     """The coarsest rounding of the model, or of what it is cast or quantised to before the build."""
-    if target not in (None, *_FLOATS) or any(_is_quantized(place.node) for place in graph.nodes):
+    nodes = [place.node for place in graph.nodes]
+    if target not in (None, *_FLOATS) or any(
+        is_quantize(node) or is_dequantize(node) or node.op_type.startswith(_QUANTIZED) for node in nodes
+    ):  # one half of a pair too: weights that are stored quantised have no QuantizeLinear
         return "quantized"
     values = (*graph.proto.graph.input, *graph.proto.graph.output)
     kinds = {tensor.data_type for tensor in graph.tensors} | {v.type.tensor_type.elem_type for v in values}
     if 16 in kinds or target == "bf16":
         return "bf16"
     return "fp16" if 10 in kinds or target == "fp16" else "fp32"
-
-
-def _is_quantized(node: NodeProto) -> bool:
-    """True for one half of a Q/DQ pair too: weights stored quantized have no QuantizeLinear."""
-    return is_quantize(node) or is_dequantize(node) or node.op_type.startswith(_QUANTIZED)
 
 
 def _channel_text(channel: Channel | None) -> str:

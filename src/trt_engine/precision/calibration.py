@@ -92,8 +92,9 @@ def calibrate(
         there = f", and no cache `{cache}`" if cache is not None else ""
         raise UsageError(f"no data to calibrate with{there}", hint="give data: a folder, a file, an iterable")
     samples = open_samples(
-        calib_data, model.signature, batch=config.batch, limit=config.max_samples, preprocess=config.preprocess
-    )
+        calib_data, model.signature, batch=config.batch, limit=config.max_samples, preprocess=config.preprocess,
+        model=model,
+    )  # fmt: skip
     result = _CalibrationRun(model, samples, chosen, identity, config).run()
     if cache is not None:
         write_atomic(cache, msgspec.json.format(msgspec.json.encode(_document(result)), indent=1))

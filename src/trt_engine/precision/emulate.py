@@ -48,13 +48,11 @@ def emulate(model: Path | str, out: Path | str) -> Path:
     proto = emulate_proto(read_proto(path), path.parent)
     carry_module_paths(proto, read_proto(path))
     external = any(item.data_location == TensorProto.EXTERNAL for item in walk.tensors(proto))
-    stored_tensors.write_model(proto, out, (), path.parent, external=external, validate=_check_model)
+    stored_tensors.write_model(
+        proto, out, (), path.parent, external=external, validate=lambda made: onnx.checker.check_model(str(made))
+    )
     log.info("emulation: `%s`", out)
     return out
-
-
-def _check_model(path: Path) -> None:
-    onnx.checker.check_model(str(path))
 
 
 def emulate_proto(proto: ModelProto, folder: Path) -> ModelProto:

@@ -274,6 +274,7 @@ class _QuantizeJob:
             proto, form, weights, exclude=self._exclusions, block_size=check_block_size(form, config.block_size),
             weights_only=config.weights_only, include_convolutions=config.emulate_convs,
         )  # fmt: skip
+        elsewhere = bool(found.layers)
         if self.for_cpu:
             found = select_cpu_layers(found, weights)
             if config.dynamic:
@@ -287,10 +288,10 @@ class _QuantizeJob:
             alone = [site for site in found.layers if site.node.op_type in CONV_OPS]
             found.layers = [site for site in found.layers if site.node.op_type not in CONV_OPS]
         if not found.layers and (not alone or self.out is not None):
-            raise self._nothing_to_quantize(found)
+            raise self._nothing_to_quantize(found, elsewhere)
         return found, alone
 
-    def _nothing_to_quantize(self, selection: LayerSelection) -> ModelError:
+    def _nothing_to_quantize(self, selection: LayerSelection, elsewhere: bool) -> ModelError:
         name, form = self.model.path.name, self.form.name
         if not selection.unquantized:
             return ModelError(f"`{name}` has no layer with weights to quantise", hint="`trt-engine inspect` shows them")
@@ -305,9 +306,10 @@ class _QuantizeJob:
             if reasons == [LOG_REASON]
             else "`trt-engine build` runs it in fp32; `--dynamic` quantises while running"
             if self.dropped
-            else "`trt-engine build` runs it as it is; `--target tensorrt` quantises it for a GPU"
-            if self.for_cpu
-            else "another `--block-size`, fewer exclusions, or another format"
+            else "another `--block-size` or format; `trt-engine build` runs it as it is"
+            if self.form.granularity == "block"
+            else "`trt-engine build` runs it as it is"
+            + "; `--target tensorrt` quantises it for a GPU" * (self.for_cpu and elsewhere)
         )
         more = f" and {len(reasons) - 2} reasons more" if len(reasons) > 2 else ""
         return ModelError(
@@ -323,7 +325,7 @@ class _QuantizeJob:
         if config.calib_data is not None:
             samples = open_samples(
                 config.calib_data, self.model.signature, batch=config.calib_batch, limit=config.max_samples,
-                preprocess=config.preprocess, given=read_values(config.inputs, self.model.signature),
+                preprocess=config.preprocess, given=read_values(config.inputs, self.model.signature), model=self.model,
             )  # fmt: skip
             if samples.random:
                 self._warn("calibrated on random feeds: the ranges do not represent real data")

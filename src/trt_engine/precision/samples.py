@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
@@ -19,7 +20,12 @@ import numpy.typing as npt
 
 from trt_engine.arrayfiles import ArrayFile, ArrayFileError, open_arrays
 from trt_engine.atomic_io import found_instead, open_regular, os_error
+from trt_engine.backends.onnxruntime import session
+from trt_engine.backends.onnxruntime.ort_values import run_arrays
+from trt_engine.equivalence.output_error import compare_output
+from trt_engine.equivalence.parity import open_with_outputs
 from trt_engine.equivalence.random_inputs import runnable_signature
+from trt_engine.equivalence.tolerance import TOLERANCES
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.format import join_names
 from trt_engine.model import Model
@@ -35,6 +41,7 @@ PreprocessFunction = Callable[[Path], Any]
 IMAGE_SUFFIXES = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp"})
 ARRAY_SUFFIXES = frozenset({".npy", ".npz"})
 RAW_SUFFIXES = frozenset({".bin", ".raw"})
+_ROWS_TRIED = 16
 _READ_ERRORS = (OSError, ValueError, EOFError, KeyError, MemoryError, SyntaxError)
 
 
@@ -120,12 +127,14 @@ def open_samples(
     limit: int | None = None,
     preprocess: PreprocessFunction | None = None,
     given: Tensors | None = None,
+    model: Model | None = None,
 ) -> Samples:
     """Open samples from a file, a folder, or a Python iterable of feeds (dictionaries, or arrays for a model of one input).
 
-    Rows of files are batched to `batch` or to the model's fixed size; items of an iterable are used as they are. A function
-    that returns an iterable is called for each pass. `limit` is the maximum number of rows or items. Inputs that the data
-    does not have are those of `given` (in the inputs' dtypes), their rows repeated to the batch. Raises `UsageError` for a
+    Rows of files are batched to `batch` or to the model's fixed size, and kept together where `model` shows that they are
+    one sample (frames of a recording); items of an iterable are used as they are. A function that returns an iterable is
+    called for each pass. `limit` is the maximum number of rows, files kept together, or items. Inputs that the data does
+    not have are those of `given` (in the inputs' dtypes), their rows repeated to the batch. Raises `UsageError` for a
     `limit` below 1, other data, or images without preprocessing; `FeedError` for files that cannot be read.
     """
     if isinstance(data, Samples):
@@ -139,7 +148,7 @@ def open_samples(
     if isinstance(data, str | Path):
         data = open_rows(Path(data), signature, preprocess)
     if isinstance(data, RowSource):
-        return _batch_rows(data, signature, max(1, batch), limit)
+        return _batch_rows(data, signature, max(1, batch), limit, model)
     if callable(data):
         return Samples("a Python function", lambda _: _iter_items(data(), signature, limit))
     if isinstance(data, Mapping):
@@ -319,11 +328,16 @@ def open_rows(path: Path, signature: Signature, preprocess: PreprocessFunction |
     return RowSource(f"{noun} of `{path.name}`", make, len(files) if exact else None)
 
 
-def _batch_rows(source: RowSource, signature: Signature, batch: int, limit: int | None) -> Samples:
-    size = _batch_size(signature, batch)
+def _batch_rows(source: RowSource, signature: Signature, batch: int, limit: int | None, model: Model | None) -> Samples:
+    size, joined = _batch_size(signature, batch), dict[str, bool]()
 
     def make(samples: Samples) -> Iterator[Batch]:
-        return _iter_batches(source.iterate(samples.skipped), signature, size, limit, samples)
+        rows = source.iterate(samples.skipped)
+        for first in itertools.islice(rows, 1):
+            if model is not None and "rows" not in joined:
+                joined["rows"] = _depend_on_each_other(model, first[0])
+            at_once = 0 if joined.get("rows") else size
+            yield from _iter_batches(itertools.chain([first], rows), signature, at_once, limit, samples)
 
     rows = None if source.count is None else min(source.count, limit or source.count)
     return Samples(source.description, make, total=-(-rows // size) if rows is not None else None)
@@ -362,6 +376,33 @@ def _batch_size(signature: Signature, batch: int) -> int:
         batch = 1
     fixed = {spec.shape[0] for spec in signature.inputs if spec.shape and spec.shape[0] >= 0}
     return fixed.pop() if len(fixed) == 1 else batch
+
+
+def _depend_on_each_other(model: Model, feeds: dict[str, Array]) -> bool:
+    """Whether the rows of a file are one sample: a row in the middle gives another result alone, or none."""
+    signature, rows = model.signature, {len(array) for array in feeds.values() if array.ndim}
+    other = any(len(spec.shape) > 3 or spec.shape[:1] not in ((), (-1,)) for spec in signature.inputs)
+    if other or len(rows) != 1 or 1 in rows:  # images, a fixed batch
+        return False
+    count = min(_ROWS_TRIED, rows.pop())
+    few = {name: array[:count] if array.ndim else array for name, array in feeds.items()}
+    one = {name: array[count // 2 :][:1] if array.ndim else array for name, array in few.items()}
+    names = [spec.name for spec in signature.outputs]
+    try:
+        loaded = open_with_outputs(model.path, names)
+    except TrtEngineError:
+        return False  # reported by what needs it
+    results: list[list[Any]] = []
+    for given in (one, few):
+        try:
+            results.append(run_arrays(loaded, names, given))
+        except session.ERRORS:
+            return given is one
+    tolerance = TOLERANCES["fp32"].for_graph(model.proto)
+    return not all(
+        len(whole) == count and len(row) == 1 and tolerance.accepts(compare_output(row, whole[count // 2 :][:1]))
+        for row, whole in zip(*results, strict=True) if np.ndim(whole) and np.ndim(row)
+    )  # fmt: skip
 
 
 def _iter_rows(
@@ -452,12 +493,14 @@ def _read_raw(file: Path, spec: TensorSpec) -> dict[str, Array]:
 def _iter_batches(
     rows: Iterator[tuple[dict[str, Array], str]], signature: Signature, size: int, limit: int | None, samples: Samples
 ) -> Iterator[Batch]:
-    """Batch the rows to `size`, naming the first and last source."""
+    """Batch the rows to `size` (0: those of a file), naming the first and last source."""
     waiting: list[tuple[dict[str, Array], str]] = []
     taken, batches = 0, len({spec.shape[0] for spec in signature.inputs if spec.shape})
     for feeds, source in rows:
+        if limit is not None and taken >= limit:
+            break
         counts = {array.shape[0] for array in feeds.values() if array.ndim}
-        if len(counts) > 1 and batches > 1:  # some inputs have no batch dimension: the feeds are one complete batch
+        if not size or (len(counts) > 1 and batches > 1):  # no batch dimension in some inputs: one complete batch
             signature.check(feeds)
             yield Batch(feeds, f"`{source}`")
             taken += 1
@@ -483,8 +526,6 @@ def _iter_batches(
             if len(waiting) == size:
                 yield _concat_rows(waiting, signature)
                 waiting = []
-        if limit is not None and taken >= limit:
-            break
     if waiting and _batch_size(signature, 0):  # a fixed size, and too few rows for it
         if taken < size:
             raise FeedError(

@@ -85,6 +85,7 @@ def ranges(
             limit=config.max_samples,
             preprocess=preprocess,
             given=given,
+            model=model,
         )
     wires = _Connections.from_proto(proto)
     pass_ = _RangesRun(model, samples, config.memory_mib)

@@ -440,7 +440,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> P
         rows = min([_MAX_ROWS, *(span.max[0] for span in profile.ranges.values() if span.max)])
         try:
             data = images_as_inputs(plan.model, config.calib_data, config.preprocess).calib_data
-            batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows)), None)
+            batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows, model=model)), None)
             if batch is not None:
                 profile.check(batch.feeds)
                 return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}", given=True)

@@ -151,13 +151,13 @@ class _FirstBatch:
 
 def _take_first(model: Model, config: CastConfig) -> _FirstBatch:
     """Read the first batch; an iterator is given it back."""
-    samples = open_samples(config.calib_data, model.signature, given=read_values(config.inputs, model.signature))
+    samples = open_samples(
+        config.calib_data, model.signature, given=read_values(config.inputs, model.signature), model=model
+    )
     batches = iter(samples)
+    batch = next(batches, None) or samples.first()
     if samples.repeatable:
-        return _FirstBatch(samples.first(), config.calib_data)
-    batch = next(batches, None)
-    if batch is None:
-        return _FirstBatch(samples.first(), config.calib_data)
+        return _FirstBatch(batch, config.calib_data)
     return _FirstBatch(batch, replace(samples, iterate=lambda _: itertools.chain([batch], batches)))
 
 
