@@ -15,8 +15,9 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.conversion.axes import Axis
-from trt_engine.conversion.exported import Array, Exported
+from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.reference_runs import batch_dependent_outputs, compared_sizes, run_references
 from trt_engine.conversion.simplify import clean_export, name_outputs, simplify
 from trt_engine.conversion.verify_export import ExportVerification, check_deterministic, verify

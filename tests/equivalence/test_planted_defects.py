@@ -9,16 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
+from trt_engine.arrayfiles import Array
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.tolerance import TOLERANCES
-
-Array = npt.NDArray[Any]
 
 
 def detections(low: float = 0.05, high: float = 0.95, *, items: int = 2, anchors: int = 84) -> Array:

@@ -3,15 +3,14 @@
 import json
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 import onnxruntime
 import pytest
 
 from programs import load_program
+from trt_engine.arrayfiles import Array
 from trt_engine.vision.spec import vision_of
 
 CLASSIFIERS = Path(__file__).parents[2] / "examples" / "classifiers"
@@ -23,8 +22,6 @@ PLAIN_OPERATORS = {
     },
     "resnet": {"Add", "Conv", "Gemm", "ReduceMean", "Relu"},
 }  # fmt: skip
-
-Array = npt.NDArray[Any]
 
 
 def model_of(name: str) -> Path:

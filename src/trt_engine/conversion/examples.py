@@ -12,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from trt_engine.arrayfiles import ArrayFileError, open_arrays
+from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays
 from trt_engine.atomic_io import found_instead
 from trt_engine.config.parse import parse_shapes
 from trt_engine.conversion.axes import Axes
-from trt_engine.conversion.exported import Array
 from trt_engine.errors import FeedError, MemoryExhausted, UsageError
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import DTYPES, Shape, dtype, format_shape, suggest

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import numpy.typing as npt
-
+from trt_engine.arrayfiles import Array
 from trt_engine.conversion.axes import Axis
 from trt_engine.tensors import Shape
 
-Array = npt.NDArray[Any]
 Reference = Callable[[Mapping[str, Array]], dict[str, Array]]
 """Runs the source on inputs by ONNX name; returns outputs by ONNX name."""
 

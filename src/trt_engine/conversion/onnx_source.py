@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnxruntime as ort
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.onnxruntime import session
 from trt_engine.conversion.axes import Axis
 from trt_engine.conversion.examples import Example, array_of, fit_example, match_examples
-from trt_engine.conversion.exported import Array, Exported, Reference
+from trt_engine.conversion.exported import Exported, Reference
 from trt_engine.equivalence.random_inputs import runnable_signature
 from trt_engine.errors import ModelError, TrtEngineError
 from trt_engine.graph.load import check_onnxruntime, check_operators, open_model

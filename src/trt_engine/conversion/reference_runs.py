@@ -9,9 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trt_engine.arrayfiles import Array
 from trt_engine.conversion.axes import Axes, Axis, alternate_size, shapes_at, size_variants, sizes_of, symbols_of
 from trt_engine.conversion.examples import resize_example
-from trt_engine.conversion.exported import Array, Exported
+from trt_engine.conversion.exported import Exported
 from trt_engine.errors import ModelError
 from trt_engine.tensors import Shape
 

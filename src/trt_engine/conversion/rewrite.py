@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.onnxruntime import session
 from trt_engine.equivalence.pair import CannotRun, EquivalenceChecker, EquivalenceResult, NotEquivalent
 from trt_engine.errors import ModelError, TrtEngineError
@@ -32,7 +32,6 @@ from trt_engine.model import Model
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 _MAX_ROUNDS = 10
 
 

@@ -17,9 +17,10 @@ import numpy as np
 import onnxruntime as ort
 from onnx import ModelProto, NodeProto, TensorProto, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.host_session import reference_session
-from trt_engine.conversion.exported import Array, Exported
+from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.reference_runs import ReferenceOutputs, ReferenceRuns, equal_outputs, feeds_at, format_sizes
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.output_range import output_ranges

@@ -13,11 +13,9 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.records.parity import Channel, OutputError
-
-Array = npt.NDArray[Any]
 
 NOT_COMPARABLE = OutputError(math.inf, math.inf, math.inf, 0.0, math.inf, math.inf, 1.0)
 _EQUAL = OutputError(0.0, 0.0, 0.0, 1.0, 0.0, 0.0)

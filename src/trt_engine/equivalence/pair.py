@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 from onnx import ModelProto, TensorProto
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.onnxruntime import session
 from trt_engine.backends.onnxruntime.ort_values import run_arrays
 from trt_engine.equivalence.output_error import compare_output
@@ -35,7 +35,6 @@ from trt_engine.tensors import Shape, Signature, TensorSpec, format_shape
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 
 _OTHER_SIZES = (64, 32, 128, 16, 224, 8, 4, 256, 640, 7, 5, 2, 1)
 """Candidate sizes of dynamic non-batch dimensions."""

@@ -11,14 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from trt_engine.arrayfiles import ArrayFileError, open_arrays
+from trt_engine.arrayfiles import Array, ArrayFileError, open_arrays
 from trt_engine.errors import EngineError
 from trt_engine.runtime.feeds import as_spec, write_outputs
 from trt_engine.tensors import Signature, TensorSpec
-
-Array = npt.NDArray[Any]
 
 MAX_REFERENCE_BYTES = 256 << 20
 """Bytes of inputs and outputs: what is larger is not kept."""

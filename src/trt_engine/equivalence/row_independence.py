@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.config.profiles import Profile
 from trt_engine.equivalence.parity import perturb_feeds
 from trt_engine.equivalence.sorted_outputs import compare_outputs
@@ -25,7 +25,6 @@ from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, format_sha
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 Run = Callable[[Tensors], Mapping[str, Any]]
 
 

@@ -10,17 +10,15 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.equivalence.output_error import compare_output
 from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import free_name, replace_items, used_names
 from trt_engine.graph.shape_inference import trace
 from trt_engine.records.parity import OutputError
-
-Array = npt.NDArray[Any]
 
 _SORT_OPS = frozenset("TopK NonMaxSuppression".split())
 _FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.DOUBLE, TensorProto.BFLOAT16)

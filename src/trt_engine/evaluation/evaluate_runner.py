@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.equivalence.output_error import worst_errors
 from trt_engine.equivalence.sorted_outputs import compare_outputs
 from trt_engine.equivalence.tolerance import TOLERANCES
@@ -26,7 +27,6 @@ from trt_engine.vision.spec import Vision
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 _DEFAULT_BATCH = 8
 
 

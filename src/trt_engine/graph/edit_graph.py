@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper, inliner, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import ModelError, ShapeError
 from trt_engine.format import library_reason
 from trt_engine.graph import walk
@@ -154,9 +155,6 @@ def free_name(name: str, taken: set[str]) -> str:
         found, number = f"{name}_{number}", number + 1
     taken.add(found)
     return found
-
-
-Array = npt.NDArray[Any]
 
 
 def numpy_dtype_of(name: str) -> np.dtype[Any]:

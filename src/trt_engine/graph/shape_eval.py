@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 from onnx import TensorProto, helper, numpy_helper
+
+from trt_engine.arrayfiles import Array
 
 MAX_ELEMENTS = 8192
 """Maximum elements of a tensor whose value is propagated."""
@@ -18,8 +19,6 @@ CONSTANT_DTYPES = {
     "value_int": np.int64, "value_ints": np.int64, "value_float": np.float32, "value_floats": np.float32,
 }  # fmt: skip
 """Numeric attributes of Constant other than `value`."""
-
-Array = npt.NDArray[Any]
 
 
 class KnownTensor(Protocol):

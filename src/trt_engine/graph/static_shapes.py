@@ -10,13 +10,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx import ModelProto, NodeProto, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.atomic_io import write_atomic
 from trt_engine.errors import ShapeError
 from trt_engine.graph import walk
@@ -101,7 +100,6 @@ def _fold_with_onnxruntime(plain: Path, target: Path, model: Model) -> bool:
     return True
 
 
-Array = npt.NDArray[Any]
 _ROUNDS = 8
 """Traces at most: each finds what follows from parts of shapes that the one before found."""
 _MOVED = MOVING | {"Cast"}

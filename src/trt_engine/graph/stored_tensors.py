@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 
 from trt_engine import atomic_io
+from trt_engine.arrayfiles import Array
 from trt_engine.graph import external_data
-
-Array = npt.NDArray[Any]
 
 _CHUNK_ELEMENTS = 1 << 22
 """Elements per chunk."""

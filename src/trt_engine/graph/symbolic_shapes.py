@@ -12,16 +12,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, ValueInfoProto, helper, numpy_helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.graph import walk
 from trt_engine.graph.edit_graph import retain_items
 from trt_engine.graph.resource_estimate import infer_shapes
 from trt_engine.graph.shape_eval import MOVING, fold_elements, fold_node
 from trt_engine.tensors import dimension_symbol
-
-Array = npt.NDArray[Any]
 
 Size = int | str | None
 """A number, a symbol, or unknown."""

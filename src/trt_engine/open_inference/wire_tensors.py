@@ -9,12 +9,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.tensors import DTYPES, Shape, TensorSpec
-
-Array = npt.NDArray[Any]
 
 NUMPY_DTYPES: dict[str, np.dtype[Any]] = {
     item.kserve_name: np.dtype(ml_dtypes.bfloat16 if item.name == "bfloat16" else item.name)

@@ -14,8 +14,9 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import ShapeError, UsageError
-from trt_engine.graph.edit_graph import Array, numpy_dtype_of, pack
+from trt_engine.graph.edit_graph import numpy_dtype_of, pack
 from trt_engine.tensors import Shape, dtype, format_shape, suggest
 
 Floats = npt.NDArray[np.float32]

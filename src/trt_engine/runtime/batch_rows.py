@@ -7,13 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from trt_engine.config.profiles import Profile, ShapeRange
 from trt_engine.errors import FeedError, TrtEngineError, UsageError
 from trt_engine.tensors import Signature, Tensors, TensorSpec, format_shape
-
-Array = npt.NDArray[Any]
 
 DEFAULT_MAX_BATCH = 32
 """Default `max_batch` of a batcher for an engine without a batch limit."""

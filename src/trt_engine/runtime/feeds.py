@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 
-from trt_engine.arrayfiles import ArrayFile, ArrayFileError, ArrayHeader, npz_bytes, open_arrays
+from trt_engine.arrayfiles import Array, ArrayFile, ArrayFileError, ArrayHeader, npz_bytes, open_arrays
 from trt_engine.atomic_io import write_atomic
 from trt_engine.config.profiles import Profile, shapes_hint
 from trt_engine.device import Device, host
@@ -23,8 +22,6 @@ from trt_engine.errors import FeedError, ModelError, ShapeError
 from trt_engine.format import join_names
 from trt_engine.limits import RECORD_VALUES, RUN_SIZE
 from trt_engine.tensors import Choice, Shape, Signature, Tensors, TensorSpec, dtype, format_shape, no_array, suggest
-
-Array = npt.NDArray[Any]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -11,16 +11,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.device import Buffer, Device, Event, HostBuffer, Stream, info
 from trt_engine.device.dlpack import DeviceArray
 from trt_engine.tensors import Shape
 
-Array = npt.NDArray[Any]
 Copy: TypeAlias = tuple[Array, Array]
 """Target and source of one numpy copy."""
 

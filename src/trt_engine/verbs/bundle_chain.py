@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.engine import Engine
 from trt_engine.errors import FeedError, ModelError, TrtEngineError
@@ -22,7 +22,6 @@ from trt_engine.verbs.load import load
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 FixedInputs = Mapping[str, Mapping[str, int | tuple[str, int]]]
 """By component and input: a number, or the input and position whose size it is."""
 

@@ -11,13 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from trt_engine.arrayfiles import ArrayFileError, ArrayHeader, open_arrays
+from trt_engine.arrayfiles import Array, ArrayFileError, ArrayHeader, open_arrays
 from trt_engine.atomic_io import decode_json, read_bounded
 from trt_engine.errors import UsageError
 from trt_engine.tensors import format_shape
@@ -25,7 +24,6 @@ from trt_engine.vision.preprocess import BadImage, Placement, Preprocessor, imag
 
 log = logging.getLogger(__name__)
 
-Array = npt.NDArray[Any]
 _SUFFIXES = frozenset(".jpg .jpeg .png .bmp .webp .tif .tiff .ppm .pgm".split())
 _THREADS = 4
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import ModelError, UsageError
 from trt_engine.records.infer import Mask
 from trt_engine.tensors import TensorSpec, format_shape
 from trt_engine.vision.masks import assemble_masks
 from trt_engine.vision.spec import Postprocess, Vision
 
-Array = npt.NDArray[Any]
 _MAX_CANDIDATES = 30_000
 """Candidates per image before NMS: a low threshold passes hundreds of thousands."""
 

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import UsageError
 from trt_engine.records.infer import Mask
-
-Array = npt.NDArray[Any]
 
 
 def assemble_masks(

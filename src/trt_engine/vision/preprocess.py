@@ -8,11 +8,10 @@ import io
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.atomic_io import failed_download, read_bounded
 from trt_engine.errors import SetupError, UsageError
 from trt_engine.format import library_reason
@@ -23,7 +22,6 @@ from trt_engine.vision.spec import Preprocess
 with contextlib.suppress(ImportError):  # `require_pillow` has the error
     from PIL import Image, ImageOps, UnidentifiedImageError
 
-Array = npt.NDArray[Any]
 _PIXEL_BYTES = 15
 """Memory of a decoded pixel: four bytes in Pillow, as many for a turned or converted copy, and parts of more."""
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import onnx
 from onnx.reference import ReferenceEvaluator
 
@@ -31,8 +30,6 @@ from trt_engine.protocols import CheckedContext, CheckedSession, check_buffer_si
 from trt_engine.records.passport import Compatibility
 from trt_engine.records.profile import LayerProfile, LayerRow
 from trt_engine.tensors import Shape, Signature, Tensors, dtype, format_shape
-
-Array = npt.NDArray[Any]
 
 
 class FakeRuntime:

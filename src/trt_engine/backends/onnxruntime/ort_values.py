@@ -8,14 +8,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.onnxruntime import session
 from trt_engine.tensors import Tensors, TensorSpec, dtype
-
-Array = npt.NDArray[Any]
 
 
 def is_byte_sized(name: str) -> bool:

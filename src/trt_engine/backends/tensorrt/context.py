@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.tensorrt import cuda_driver
 from trt_engine.config.profiles import Profile, check_shapes
 from trt_engine.device import Buffer, Device, Stream
@@ -20,7 +20,6 @@ from trt_engine.tensors import Shape, TensorSpec, dtype, format_shape
 if TYPE_CHECKING:
     from trt_engine.backends.tensorrt.run import FirstRun, TensorRtSession
 
-Array = npt.NDArray[Any]
 _ALIGNMENT = 256
 """Alignment of every address passed to TensorRT, in bytes."""
 

@@ -8,15 +8,13 @@ from typing import Any
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.atomic_io import decode_json
 from trt_engine.backends.tensorrt.binding import Binding, dtype_name, profile_values
 from trt_engine.errors import EngineError, SetupError
 
 log = logging.getLogger(__name__)
-
-Array = npt.NDArray[Any]
 
 
 def layer_document(binding: Binding, engine: Any) -> dict[str, Any]:

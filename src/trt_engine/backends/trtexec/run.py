@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from trt_engine.arrayfiles import Array
 from trt_engine.backends.trtexec.build import run_checked
 from trt_engine.backends.trtexec.command_line import CommandLine, quote_name, run_command
 from trt_engine.backends.trtexec.program import Program, find_program
@@ -25,7 +25,6 @@ from trt_engine.protocols import Context, Session
 from trt_engine.tensors import Shape, Tensors, TensorSpec, dtype, format_shape
 from trt_engine.trt.settings import parse
 
-Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
 
 _OUTPUT_LINE = re.compile(

@@ -23,10 +23,11 @@ from typing import IO, Any
 import numpy as np
 import onnx
 
+from trt_engine.arrayfiles import Array
 from trt_engine.closing import Closing
 from trt_engine.conversion.axes import EVERY, Axes, Axis, axes_for, sizes_of, symbols_of
 from trt_engine.conversion.examples import Example, array_of, fit_example, match_examples, with_batch_2
-from trt_engine.conversion.exported import Array, Exported
+from trt_engine.conversion.exported import Exported
 from trt_engine.conversion.sources import Source
 from trt_engine.errors import FeedError, MemoryExhausted, ModelError, SetupError, TrtEngineError, UsageError
 from trt_engine.format import shorten_middle

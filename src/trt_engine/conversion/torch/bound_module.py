@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from trt_engine.arrayfiles import Array
 from trt_engine.conversion.axes import Axes, Axis, axes_for, sizes_of
 from trt_engine.conversion.examples import Example, array_of, with_batch_2
-from trt_engine.conversion.exported import Array
 from trt_engine.conversion.torch.loaded_module import LoadedModule
 from trt_engine.conversion.torch.user_code import user_code_errors
 from trt_engine.conversion.torch.value_reads import user_frame

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, TypeProto, helper
 
+from trt_engine.arrayfiles import Array
 from trt_engine.graph import edit_graph, symbolic_shapes, walk
 from trt_engine.graph.constants import constants_as_initializers, drop_initializer_inputs, false_constants
 from trt_engine.graph.dtype_breakdown import is_dequantize, is_quantize
@@ -26,8 +26,6 @@ MICROSOFT = "com.microsoft"
 HALF_AND_FLOAT = (TensorProto.FLOAT, TensorProto.FLOAT16)
 _SMALL_ELEMENTS = 1024
 """Elements up to which a constant is kept where shapes are inferred; larger ones are only declared."""
-
-Array = npt.NDArray[Any]
 
 
 class NotFused(Exception):

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 from onnx import NodeProto
 
+from trt_engine.arrayfiles import Array
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, Array, FusionGraph, NotFused
+from trt_engine.graph.fusion.fusion_graph import HALF_AND_FLOAT, FusionGraph, NotFused
 from trt_engine.graph.fusion.head_view import Columns
 from trt_engine.graph.symbolic_shapes import Size
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from onnx import NodeProto
 
+from trt_engine.arrayfiles import Array
 from trt_engine.graph import walk
-from trt_engine.graph.fusion.fusion_graph import MICROSOFT, Array, FusionGraph, NotFused
+from trt_engine.graph.fusion.fusion_graph import MICROSOFT, FusionGraph, NotFused
 from trt_engine.graph.fusion.head_view import COLUMNS, View, apply_view, concat_views, source_view
 from trt_engine.graph.symbolic_shapes import Size, may_be_equal
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from trt_engine.arrayfiles import Array
 from trt_engine.atomic_io import as_path, file_digest, os_errors, replace_surrogates, resolve_link
 from trt_engine.backend import BackendSpec
 from trt_engine.config.build import BuildConfig
@@ -24,7 +25,7 @@ from trt_engine.errors import EngineError, ModelError, UsageError
 from trt_engine.format import quoted
 from trt_engine.graph.load import open_model
 from trt_engine.model import Model
-from trt_engine.runtime.feeds import Array, read_feeds
+from trt_engine.runtime.feeds import read_feeds
 from trt_engine.tensors import Shape, Signature
 from trt_engine.verbs.build.candidates import PlannedCandidate
 from trt_engine.verbs.build.parity import backend_options

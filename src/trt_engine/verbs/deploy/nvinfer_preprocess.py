@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import yaml
 
+from trt_engine.arrayfiles import Array
 from trt_engine.atomic_io import os_errors, read_bounded
 from trt_engine.errors import UsageError
 from trt_engine.records.deploy import PreprocessDifference
 from trt_engine.vision.spec import Preprocess
 
-Array = npt.NDArray[Any]
 _LUMA = np.array([0.299, 0.587, 0.114])
 _CUBIC, _LANCZOS = "2", "4"
 _SCALE_LIMIT, _LEVEL_LIMIT, _PLACEMENT_LIMIT_PX = 1e-4, 0.05, 1.0

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
 from trt_engine import atomic_io
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import UsageError
 from trt_engine.public_function import public_function
 from trt_engine.vision.spec import METADATA_KEY, Postprocess, Preprocess, Vision
@@ -32,8 +32,6 @@ _BOX_PX = 40.0
 _WIDTHS = (16, 32, 64)
 """Channels after each of the three convolutions of stride 2."""
 _BLOCKS = 3
-
-Array = npt.NDArray[Any]
 
 
 @public_function

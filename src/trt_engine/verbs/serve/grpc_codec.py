@@ -8,9 +8,10 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.open_inference.messages import message
-from trt_engine.open_inference.wire_tensors import Array, decode_tensor, encode_tensor, from_values
+from trt_engine.open_inference.wire_tensors import decode_tensor, encode_tensor, from_values
 from trt_engine.verbs.serve.inference import (
     InferRequest,
     RequestedOutput,

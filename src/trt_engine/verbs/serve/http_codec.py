@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 import msgspec
 
+from trt_engine.arrayfiles import Array
 from trt_engine.errors import FeedError, UsageError
 from trt_engine.open_inference.wire_tensors import (
     NUMPY_DTYPES,
     PART,
-    Array,
     decode_tensor,
     encode_tensor,
     flatten,
