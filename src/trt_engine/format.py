@@ -27,7 +27,7 @@ def shorten_middle(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:head].rstrip()} ... {text[head + 5 - limit :].lstrip()}"
 
 
-def library_reason(error: BaseException | str, *, whole: bool = False, limit: int = 400) -> str:
+def library_reason(error: BaseException | str, *, whole: bool = False) -> str:
     """A library's message on one line, up to its reason: the first line, and those after one that ends with a colon; all of
     it with `whole`.
 
@@ -35,7 +35,7 @@ def library_reason(error: BaseException | str, *, whole: bool = False, limit: in
     """
     lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
     count = next((at for at, line in enumerate(lines, 1) if not line.endswith(":")), len(lines))
-    text = shorten_middle(" ".join(lines if whole else lines[:count]), limit)
+    text = shorten_middle(" ".join(lines if whole else lines[:count]), 400)
     return text or ("" if isinstance(error, str) else type(error).__name__)
 
 

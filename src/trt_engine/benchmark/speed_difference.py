@@ -76,7 +76,7 @@ class Difference:
 
     def interval(self, level: float = 0.95) -> Interval:
         """Confidence interval in percent."""
-        reach = float(np.quantile(self.resample_t, level)) * self.std_error if self.std_error else 0.0
+        reach = float(np.quantile(self.resample_t, 0.95)) * self.std_error if self.std_error else 0.0
         return Interval(_pct(self.value - reach), _pct(self.value), _pct(self.value + reach), level)
 
     def p_value(self, threshold_pct: float) -> float:
@@ -88,11 +88,11 @@ class Difference:
             return 0.0
         return float(np.mean(self.resample_t >= above / self.std_error))
 
-    def detectable_pct(self, level: float = 0.95) -> float:
+    def detectable_pct(self) -> float:
         """Minimum detectable effect at 80 % power, in percent, from the resamples' values and scatter."""
         if not self.std_error:
             return 0.0
-        reach = float(np.quantile(self.resample_t, level))
+        reach = float(np.quantile(self.resample_t, 0.95))
         return _pct(float(np.quantile(reach * self.resample_errors - self.resample_shifts, _POWER)))
 
     def to_record(self) -> MetricDifference:
@@ -179,11 +179,11 @@ def split_blocks(samples_ms: Sequence[float], count: int = 12) -> list[Sequence[
     return [samples_ms[a:b] for a, b in itertools.pairwise(edges) if b > a]
 
 
-def holm_correction(p_values: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which p-values are significant at family-wise error rate `level` (Holm 1979)."""
+def holm_correction(p_values: Sequence[float]) -> list[bool]:
+    """Which p-values are significant at family-wise error rate 5 % (Holm 1979)."""
     answers = [False] * len(p_values)
     for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        if p_values[index] > level / (len(p_values) - rank):
+        if p_values[index] > 0.05 / (len(p_values) - rank):
             break
         answers[index] = True
     return answers

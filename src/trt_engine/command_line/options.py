@@ -123,12 +123,11 @@ def config_options(
     config: type,
     *,
     leave_out: Collection[str] = (),
-    defaults: dict[str, Any] | None = None,
     helps: dict[str, str] | None = None,
 ) -> Callable[[F], F]:
     """Add the options of a config class; the verb gets raw values by setting name, None where not given.
 
-    `defaults` and `helps` replace those of the class in the help; the verb applies them.
+    `helps` replace those of the class.
     """
 
     def decorate(function: F) -> F:
@@ -136,7 +135,7 @@ def config_options(
             if item.name in leave_out or not item.flags:
                 continue
             shown = dataclasses.replace(item, help=(helps or {}).get(item.name, item.help))
-            function = _option(shown, (defaults or {}).get(item.name, item.default))(function)
+            function = _option(shown)(function)
         return function
 
     return decorate
@@ -165,10 +164,10 @@ def bench_options(*, leave_out: Collection[str] = (), helps: dict[str, str] | No
     return decorate
 
 
-def _option(item: Setting, default: Any) -> Callable[[F], F]:
+def _option(item: Setting) -> Callable[[F], F]:
     first_word = item.help.partition(" ")[0]
     text = item.help[:1].upper() + item.help[1:] if first_word.isalpha() else item.help
-    shown = _default_text(default, item.name)
+    shown = _default_text(item.default, item.name)
     if shown and "[default" not in text:
         text += f" [default: {shown}]"
     if item.name == "out":
@@ -176,7 +175,7 @@ def _option(item: Setting, default: Any) -> Callable[[F], F]:
     option = functools.partial(click.option, cls=Option, group=item.group, help=f"{text}.", default=None)
     if item.is_flag or "/" in item.flags[0]:
         first = item.flags[0]
-        both = f"{first}/--no-{first[2:]}" if default is True and "/" not in first else first
+        both = f"{first}/--no-{first[2:]}" if item.default is True and "/" not in first else first
         return option(both, *item.flags[1:], item.name, is_flag=True)
     names = item.multiple and item.parse is str
     return option(

@@ -47,12 +47,7 @@ _EXPANDED = "trt_engine.written_out"
 
 
 def change_opset(
-    source: Path | str,
-    out: Path | str,
-    opset: int,
-    *,
-    inputs: Mapping[str, Any] | None = None,
-    tolerance: float = 1e-5,
+    source: Path | str, out: Path | str, opset: int, *, inputs: Mapping[str, Any] | None = None
 ) -> OpsetReport:
     """Write the model at `source` to `out` at another ONNX opset, verified as in `simplify`.
 
@@ -60,7 +55,7 @@ def change_opset(
     A model that ONNX Runtime cannot run is converted unverified, with a note.
     """
     _check_opset(opset)
-    file = RewrittenModel.open(source, out, inputs, tolerance, "converted to another opset")
+    file = RewrittenModel.open(source, out, inputs, 1e-5, "converted to another opset")
     model, before = file.model, file.before
     have = model.opsets.get("", 1)
     work = file.flat_copy()

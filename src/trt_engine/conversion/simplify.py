@@ -227,18 +227,17 @@ def clean_export(
     symbols: Mapping[str, Mapping[int, str]],
     roots: Mapping[str, tuple[str, int]] | None = None,
     *,
-    prefix: str = "source",
     modules: Collection[str] = (),
 ) -> None:
-    """Rewrite the graph at `path`: remove `prefix.` from names, record the module of each node (one of `modules`), and
+    """Rewrite the graph at `path`: remove `source.` from names, record the module of each node (one of `modules`), and
     write the requested symbols wherever their sizes occur.
 
     `roots` maps the exporter's symbols. Weights are not touched.
     """
     proto = read_proto(path)
-    _strip(proto, (f"{prefix}.", f"/{prefix}/"))
+    _strip(proto, ("source.", "/source/"))
     for place in walk.nodes(proto):
-        name_module(place.node, prefix, modules)
+        name_module(place.node, "source", modules)
     _name_sizes(proto, symbols, roots or {})
     path.write_bytes(proto.SerializeToString())
 

@@ -424,9 +424,9 @@ class FakeDevice:
     def peak_bytes(self) -> int:
         return self._accounting.usage().peak_bytes
 
-    def lose(self, reason: str = "the GPU has fallen off the bus") -> None:
+    def lose(self) -> None:
         """Lose the device: everything but `close` raises `DeviceLost`."""
-        self.lost = self.lost or reason
+        self.lost = "the GPU has fallen off the bus"
 
     # ---------------------------------------------------------------------------------------- a Device
 

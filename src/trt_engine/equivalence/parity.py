@@ -78,7 +78,6 @@ def parity_feeds(
     size_values: Mapping[str, Sequence[int]] | None = None,
     *,
     engine: Path | None = None,
-    seed: int = 0,
     given: Tensors | None = None,
     named: str = "",
 ) -> ParityFeeds:
@@ -99,13 +98,13 @@ def parity_feeds(
         shapes = given_shapes(model.signature, profile, given)
     values: Values = {**(size_values or {}), **at_shapes(model.signature, given, shapes)}
     signature = set_values(model.signature, given)
-    signature = runnable_signature(model.path, signature, shapes, seed, values, engine=engine)
+    signature = runnable_signature(model.path, signature, shapes, 0, values, engine=engine)
     described = ",".join(f"{name}:{format_shape(shape)}" for name, shape in shapes.items() if name not in given)
     described += "".join(f", `{name}` is {format_shape(tuple(item))}" for name, item in (size_values or {}).items())
     if described or not given:
-        described = f"seeded random, seed {seed}, {described}"
+        described = f"seeded random, seed 0, {described}"
     described = "; ".join(filter(None, (named, described)))
-    made = [(random_feeds(one, shapes, seed, values), f"{described}{text}") for one, text in each_branch(signature)]
+    made = [(random_feeds(one, shapes, 0, values), f"{described}{text}") for one, text in each_branch(signature)]
     free = [spec for spec in signature.inputs if not spec.choices and spec.name not in values]
     return ParityFeeds(
         *made[0],

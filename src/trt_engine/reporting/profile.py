@@ -461,8 +461,8 @@ def _readable_facts(facts: Mapping[str, str]) -> Iterator[tuple[str, str]]:
             yield key.replace("_", " ") if key == "layers_of_kernels" else key, value
 
 
-def _first_names(names: Sequence[str], most: int = 2) -> str:
-    return _truncate(", ".join(names[:most])) + (f" and {len(names) - most:,} more" if len(names) > most else "")
+def _first_names(names: Sequence[str]) -> str:
+    return _truncate(", ".join(names[:2])) + (f" and {len(names) - 2:,} more" if len(names) > 2 else "")
 
 
 def _unique_kernel_names(rows: Sequence[KernelRow]) -> list[str]:

@@ -221,9 +221,9 @@ def _run_in_thread(make: Callable[[], T], cancel: Callable[[], None]) -> T:
     return made
 
 
-def create_unoptimized(path: Path, threads: int | None = None) -> ort.InferenceSession:
+def create_unoptimized(path: Path) -> ort.InferenceSession:
     """An unoptimised CPU session, as a reference."""
-    made = session_options(OnnxRuntimeOptions(intra_op_threads=threads), level="none")
+    made = session_options(OnnxRuntimeOptions(), level="none")
     try:
         return create_session(path, made, ProviderSelection(("cpu",), ({},), "cpu", strict=False))
     except ERRORS as error:

@@ -150,13 +150,11 @@ def bootstrap_interval(
     model: StreamModel,
     policy: BatchPolicy,
     streams: int,
-    *,
-    repeats: int = _BOOTSTRAPS,
 ) -> tuple[int, int]:
     """90 % interval of the largest number that a later run serves: the curve drawn again (`resample`), with other phases."""
     rng = np.random.default_rng(model.seed)
     found = []
-    for repeat in range(repeats):
+    for repeat in range(_BOOTSTRAPS):
         again = StreamModel(draw(rng), model.mix, model.deadline_s, model.late, seed=model.seed + 1 + repeat)
         found.append(_largest_near(again, policy, streams))
     low, high = np.quantile(found, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], method="weibull")  # unbiased coverage

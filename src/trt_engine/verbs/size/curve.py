@@ -55,9 +55,9 @@ class CurveGrid:
     """Whether `batches` are captured as CUDA graphs and other batches padded to them."""
 
 
-def grid_batches(largest: int, smallest: int = 1) -> tuple[int, ...]:
+def grid_batches(largest: int) -> tuple[int, ...]:
     """Powers of two up to `largest`, which is included."""
-    return (*(1 << power for power in range(largest.bit_length()) if smallest <= 1 << power < largest), largest)
+    return (*(1 << power for power in range(largest.bit_length()) if 1 << power < largest), largest)
 
 
 def uses_graphs(runtime: RuntimeConfig, device: str) -> bool:
