@@ -105,7 +105,7 @@ def test_arrays_of_the_caller_are_read_and_written_where_they_are(
         for turn in (0, 1, 0, 0, 2, 1, 0, 2, 2, 1):
             found = other.submit(runner.infer, {"images": given[turn]}, on_device=True).result()["logits"]
             assert np.array_equal(torch.from_dlpack(found).cpu().numpy(), wanted[turn])
-    assert "CUBLAS" not in capfd.readouterr().err
+    assert "aoti_torch" not in capfd.readouterr().err, "a capture in a thread that never ran would fail"
 
 
 def test_a_bottleneck_with_its_residual_is_computed_as_on_the_cpu(store: te.Store, tmp_path: Path) -> None:

@@ -56,7 +56,12 @@ def test_arrays_of_every_size_and_layout_come_back_whole(
 
 
 @pytest.mark.parametrize("buckets", [(), (16, 64)])
-def test_batches_of_many_callers_are_gathered_in_chunks(load: Load, double: Path, buckets: tuple[int, ...]) -> None:
+@pytest.mark.parametrize("by_driver", [False, True])
+def test_batches_of_many_callers_are_gathered(
+    load: Load, double: Path, buckets: tuple[int, ...], by_driver: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(staging, "GATHERED", 2 if by_driver else 100)
+    monkeypatch.setattr(staging, "GATHERED_BYTES", 1)
     batching = Batching(max_batch=32, max_wait_ms=20.0, buckets=buckets)
     engine = load(double, batch=(1, 8, 64), batching=batching)
     asked = [rows(1 + number % 7) + number for number in range(60)]

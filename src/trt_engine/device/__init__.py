@@ -13,7 +13,7 @@ Three rules apply to every device; the fake device enforces them:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -200,6 +200,12 @@ class Device(Protocol):
 
         A pageable array may be changed when this returns (a large one blocks until then); a pinned one when the stream is
         done with it.
+        """
+        ...
+
+    def gather(self, arrays: Sequence[Any], buffer: Buffer, stream: Stream) -> bool:
+        """Copy C-contiguous host arrays into the buffer, one behind the other, in one call; as `upload` of each. False, and
+        nothing is copied, where the device has no such call.
         """
         ...
 

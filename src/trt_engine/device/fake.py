@@ -504,6 +504,12 @@ class FakeDevice:
         pinned = self._pinned_at(target, stream)
         self._enqueue_copy(stream, lambda: np.copyto(target, source.memory()[: target.nbytes]), source, pinned)
 
+    def gather(self, arrays: Sequence[Any], buffer: Any, stream: Any) -> bool:
+        starts = itertools.accumulate((array.nbytes for array in arrays), initial=0)
+        for start, array in zip(starts, arrays, strict=False):
+            self.upload(array, buffer.view(start, array.nbytes), stream)
+        return True
+
     @staticmethod
     def _enqueue_copy(
         stream: FakeStream, copy: Callable[[], None], buffer: FakeBuffer, pinned: tuple[FakeHostBuffer, ...]

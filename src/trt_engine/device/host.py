@@ -400,6 +400,9 @@ class HostDevice:
         self._check_capture(target, stream)
         stream.enqueue(lambda: np.copyto(target, buffer.memory()[: target.nbytes]))
 
+    def gather(self, arrays: Sequence[Any], buffer: Any, stream: Any) -> bool:
+        return False
+
     def copy(self, source: Any, target: Any, nbytes: int, stream: Any) -> None:
         check_range(0, nbytes, source.nbytes)
         check_range(0, nbytes, target.nbytes)

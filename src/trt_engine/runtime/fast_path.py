@@ -164,7 +164,7 @@ class ReplayPlan:
 
     def _capture(self, addresses: Addresses) -> Callable[[], None] | None:
         """A graph on these addresses; None the first time they come, and where no more are captured."""
-        if not self._captures or addresses not in self._seen:
+        if not self._captures or self.frame.context.no_graph or addresses not in self._seen:
             if len(self._seen) >= _MAX_LAUNCHES:
                 self._seen.clear()
             self._seen.add(addresses)

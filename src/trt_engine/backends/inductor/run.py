@@ -128,6 +128,8 @@ class InductorSession(CheckedSession):
         self._facts = {"library": f"torch {torch.__version__}", "tf32": "on" if self._tf32 else "off"}
         self.pools: list[Any] = []
         """Memory pools of captured graphs, which must outlive them."""
+        self.ran = threading.local()
+        """`here` in threads that have run it on a GPU."""
 
     def run(self, feeds: Tensors) -> dict[str, Any]:
         """The outputs as host arrays; the caller validates feeds."""
@@ -176,6 +178,12 @@ class InductorContext(CheckedContext):
         self._pool: Any = None
         """Memory of the temporaries of this context's graphs, which run one after the other."""
         self.can_prebind = owner.on_gpu
+
+    @property
+    def no_graph(self) -> str | None:
+        """A thread's first run makes handles and plans of cuBLAS and cuDNN, which fails in a capture."""
+        has_run = not self._owner.on_gpu or hasattr(self._owner.ran, "here")
+        return None if has_run else "this thread has not run it before"
 
     def bind(self, buffers: Mapping[str, Buffer]) -> None:
         wanted = self._check_buffers(buffers)
@@ -231,8 +239,6 @@ class InductorContext(CheckedContext):
             for shape in (shapes[spec.name],)
         }
         inputs = [tensors.pop(spec.name) for spec in self._owner.signature.inputs]
-        with torch.cuda.device(self._owner.device.name):
-            torch.cuda.current_blas_handle()  # this thread's: while a graph is captured none can be made
 
         def launch() -> None:
             self._launch_on(stream, inputs, tensors)
@@ -261,6 +267,7 @@ class InductorContext(CheckedContext):
         with _launch_lock, torch.cuda.stream(self._stream[1]), memory:
             aligned = [item.clone() if item.data_ptr() % _ALIGNMENT else item for item in inputs]
             self._deliver(self._owner.launch(aligned), outputs)
+        self._owner.ran.here = True
 
     def _deliver(self, found: list[torch.Tensor], outputs: Mapping[str, torch.Tensor]) -> None:
         """Copy sized outputs to their buffers, keep the others."""

@@ -11,7 +11,8 @@ import re
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from cuda import core
@@ -29,6 +30,7 @@ from trt_engine.device.cuda.driver_calls import (
     ContextGuard,
     RelaxedCapture,
     Result,
+    copy_all,
     copy_async,
     status_text,
 )
@@ -406,6 +408,16 @@ class CudaDevice(Closing):
             stream.retain_for_graph(buffer, *self._pinned_at(start))
         with self.activate():
             self.check_status(driver.cuMemcpyHtoDAsync(pointer, start, nbytes, stream.handle))
+
+    def gather(self, arrays: Sequence[Any], buffer: Any, stream: Any) -> bool:
+        pointer = self._checked_pointer(buffer, stream)
+        sizes = [array.nbytes for array in arrays]
+        check_range(0, sum(sizes), buffer.nbytes)
+        if stream.capturing:
+            return False
+        with self.activate():
+            targets, sources = [*accumulate(sizes, initial=pointer)][:-1], [address_of(array) for array in arrays]
+            return copy_all(targets, sources, sizes, stream.handle) == 0
 
     def download(self, buffer: Any, array: Any, stream: Any) -> None:
         pointer = self._checked_pointer(buffer, stream)
