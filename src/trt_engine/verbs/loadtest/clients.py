@@ -101,11 +101,6 @@ def engine_loop(
     return ThreadedLoop(call, threads=concurrency, timeout_s=timeout_s)
 
 
-def engine_facts(runner: Any) -> dict[str, str]:
-    """What ran: provider, threads, precision."""
-    return {str(name): str(value) for name, value in runner.runtime_info.items()}
-
-
 _CALLER_ERRORS = ("NOT_FOUND", "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED")
 _HINTS = dict.fromkeys(("UNAUTHENTICATED", "PERMISSION_DENIED"), "`--token-file FILE` has the bearer token")
 _REFUSED_WORDS = ("connection refused", "failed to connect")

@@ -189,14 +189,10 @@ class HttpMetadata:
         facts = {str(key): str(value) for key, value in texts.items() if value}
         return ServedModel(server_name, extensions, name, versions, signature, facts)
 
-    def register_region(self, name: str, key: str, nbytes: int) -> None:
-        """Register system shared memory. Raises `SetupError`, `UsageError`."""
-        body = msgspec.json.encode({"key": key, "byte_size": nbytes})
-        self._ask("POST", f"{self._target.base}/v2/systemsharedmemory/region/{name}/register", body)
-
-    def unregister_region(self, name: str) -> None:
-        """Unregister system shared memory. Raises `SetupError`, `UsageError`."""
-        self._ask("POST", f"{self._target.base}/v2/systemsharedmemory/region/{name}/unregister", b"{}")
+    def change_region(self, action: Literal["register", "unregister"], name: str, **fields: Any) -> None:
+        """Register or unregister system shared memory. Raises `SetupError`, `UsageError`."""
+        path = f"{self._target.base}/v2/systemsharedmemory/region/{name}/{action}"
+        self._ask("POST", path, msgspec.json.encode(fields))
 
     def _fetch(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The answer's JSON document."""
@@ -238,11 +234,12 @@ class HttpMetadata:
             raise unreachable(target, TimeoutError(_LATE))
         if answer.status != 200:
             text = data[:300].decode(errors="replace").strip()
-            problem = (
-                f"`{method} {path}` at {target.address} gives {answer.status} {answer.reason}: {text or 'no text'}"
-            )
+            found = f"{answer.status} {answer.reason[:_MAX_TEXT]}: {text or 'no text'}"
             kind_of_error = UsageError if 400 <= answer.status < 500 else SetupError
-            raise kind_of_error(problem, hint=_REFUSED.get(answer.status, "is the model loaded and ready?"))
+            raise kind_of_error(
+                f"`{method} {path}` at {target.address} gives {found}",
+                hint=_REFUSED.get(answer.status, "is the model loaded and ready?"),
+            )
         return data
 
 

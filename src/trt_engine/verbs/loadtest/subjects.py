@@ -29,7 +29,6 @@ from trt_engine.verbs.bench.run import open_or_build
 from trt_engine.verbs.load import load
 from trt_engine.verbs.loadtest.clients import (
     METADATA_TIMEOUT_S,
-    engine_facts,
     engine_loop,
     infer_request,
     open_loop,
@@ -126,7 +125,8 @@ class EngineSubject:
         inputs = input_facts(self.engine.signature, self.feeds, self.inputs)
         return inputs | {
             "target": self.name, "interface": "engine", "model": self.engine.path.name, "version": None,
-            "server": self.engine.passport.backend, "request_bytes": nbytes, "runtime_info": engine_facts(self.runner),
+            "server": self.engine.passport.backend, "request_bytes": nbytes,
+            "runtime_info": {str(name): str(value) for name, value in self.runner.runtime_info.items()},
             "warnings": tuple(row_warnings(self.engine.signature, inputs["batch"])),
         }  # fmt: skip
 
@@ -265,11 +265,11 @@ def register_inputs(
             f"cannot write shared memory `{path}`: {error.strerror}", hint="leave `--shared-memory` out"
         ) from error
     try:
-        client.register_region(name, f"/{name}", end)
+        client.change_region("register", name, key=f"/{name}", byte_size=end)
         try:
             yield InputRegion(name, spans)
         finally:
             with contextlib.suppress(TrtEngineError):  # the server may have ended
-                client.unregister_region(name)
+                client.change_region("unregister", name)
     finally:
         path.unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ _CONTENTS = {
 _Request, _Response = message("ModelInferRequest"), message("ModelInferResponse")
 _RAW_CONTENTS = 7 << 3 | 2
 """The tag of `raw_input_contents`, of which each tensor is one field."""
+_RAW_OUTPUTS, _INFER_RESPONSE = 6 << 3 | 2, 2 << 3 | 2
 _SMALL = 1 << 14
 _MAX_FIELDS = 1 << 14
 """Fields of a request: an empty input is two bytes on the wire and a hundred in memory."""
@@ -174,23 +176,44 @@ def _decode_contents(item: Any, shape: tuple[int, ...]) -> Array:
     return from_values(item.name, item.datatype, shape, getattr(item.contents, field))
 
 
-def encode_infer(service: Service, served: ServedVersion, request: InferRequest, outputs: dict[str, Any]) -> Any:
-    """The `ModelInferResponse`: every tensor as raw bytes, or in its region."""
+def encode_infer(
+    join: Callable[[list[Any]], bytes],
+    service: Service,
+    served: ServedVersion,
+    request: InferRequest,
+    outputs: dict[str, Any],
+) -> bytes:
+    """The parts of a `ModelInferResponse`, joined: every tensor as raw bytes, or in its region."""
     response = _Response(model_name=served.name, model_version=served.version, id=request.id)
+    contents: list[Any] = []
     for output in request.outputs:
         array, datatype = presented(served, output, outputs[output.name])
         item = response.outputs.add(name=output.name, datatype=datatype, shape=array.shape)
         data = encode_tensor(array, datatype)
-        if output.region is None:
-            response.raw_output_contents.append(bytes(data))
-            continue
-        region = output.region
-        service.write_region(region, data)
-        item.parameters["shared_memory_region"].string_param = region.name
-        item.parameters["shared_memory_byte_size"].int64_param = len(data)
-        item.parameters["shared_memory_offset"].int64_param = region.offset
-        response.raw_output_contents.append(b"")
-    return response
+        if output.region is not None:
+            region = output.region
+            service.write_region(region, data)
+            item.parameters["shared_memory_region"].string_param = region.name
+            item.parameters["shared_memory_byte_size"].int64_param = len(data)
+            item.parameters["shared_memory_offset"].int64_param = region.offset
+            data = b""
+        contents += [_field_head(_RAW_OUTPUTS, len(data)), data]
+    return join([response.SerializeToString(), *contents])
+
+
+def join_in_stream(parts: list[Any]) -> bytes:
+    """A `ModelStreamInferResponse` of the parts of its `infer_response`."""
+    return b"".join([_field_head(_INFER_RESPONSE, sum(map(len, parts))), *parts])
+
+
+def _field_head(tag: int, size: int) -> bytes:
+    """What stands before the `size` bytes of a field."""
+    found = bytearray([tag])
+    while size > 0x7F:
+        found.append(size & 0x7F | 0x80)
+        size >>= 7
+    found.append(size)
+    return bytes(found)
 
 
 def statistics_message(rows: list[dict[str, Any]]) -> Any:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -21,6 +23,7 @@ from trt_engine.verbs.serve.grpc_codec import (
     WireRequest,
     decode_infer,
     encode_infer,
+    join_in_stream,
     parse_infer,
     read_model_name,
     read_parameters,
@@ -46,13 +49,15 @@ _STATUS = {
 """gRPC's code by an error's HTTP status; INTERNAL for others."""
 _OPEN = ("ServerLive", "ServerReady", "Check", "Watch")
 """Methods that need no token."""
+_ENCODED = ("ModelInfer", "ModelStreamInfer")
+"""Methods whose answers are bytes: those of large tensors are made in another thread."""
 _WATCH_S = 0.5
 _LARGE_FRAME = 1 << 20
 _LARGE, _LARGE_ANSWER = 1 << 20, 1 << 16
 """Requests of more bytes are decoded in another thread, and answers count until they are sent."""
 _SMALL_ANSWER = 1 << 10
 _COPIES = 2
-"""An answer in memory: the outputs, or the message, and its bytes."""
+"""An answer in memory: the outputs and its bytes, or these and what gRPC sends."""
 _COMPRESSIONS = {b"gzip": grpc.Compression.Gzip, b"deflate": grpc.Compression.Deflate}
 _AHEAD = 32
 """Requests of a stream that run at once."""
@@ -60,6 +65,7 @@ _MAX_CONTROL = 1 << 20
 """Largest request that is not inference, without its compression."""
 _HEAD = 1 << 12
 """Bytes in which a compressed request names its model."""
+_StreamResponse = message("ModelStreamInferResponse")
 _HealthResponse = message("grpc.health.v1.HealthCheckResponse")
 
 
@@ -69,6 +75,7 @@ class GrpcServer:
     def __init__(self, shared: Service, config: ServeConfig, token: bytes | None) -> None:
         self._service, self._config = shared, config
         self._callers = Callers(config, token)
+        self._encoder = ThreadPoolExecutor(1, "encode")  # the memory of several would be scattered
         most = config.max_request + _LARGE_FRAME
         self._server = grpc.aio.server(
             options=[
@@ -105,12 +112,13 @@ class GrpcServer:
     async def stop(self, timeout_s: float) -> None:
         """Refuse new calls and wait for those that run."""
         await self._server.stop(timeout_s)
+        self._encoder.shutdown(wait=False)
 
     def _handlers(self, name: str) -> Any:
         methods = {}
         for method in service(name).methods:
             parse = self._parse_infer if method.name == "ModelInfer" else _parser(message(method.input_type.full_name))
-            encode = message(method.output_type.full_name).SerializeToString
+            encode = None if method.name in _ENCODED else message(method.output_type.full_name).SerializeToString
             handler: Any = getattr(self, f"_{method.name}")
             if method.name == "ModelStreamInfer":
                 made = grpc.stream_stream_rpc_method_handler(self._guard_stream(handler, method.name), None, encode)
@@ -158,7 +166,8 @@ class GrpcServer:
             try:
                 request, counted = await self._read(raw, name, parse)
                 answer = await handler(request, context)
-                if encoding and answer.ByteSize() >= _SMALL_ANSWER:  # as the client compresses, so it is answered
+                size = len(answer) if name in _ENCODED else answer.ByteSize()
+                if encoding and size >= _SMALL_ANSWER:  # as the client compresses, so it is answered
                     context.set_compression(_COMPRESSIONS[encoding])
                     await context.send_initial_metadata(())  # grpc.aio forgets it where it sends them itself
                 return answer
@@ -201,7 +210,9 @@ class GrpcServer:
 
     # -------------------------------------------------------------------------------------------- inference
 
-    async def _infer(self, wire: WireRequest, context: Any, remaining_s: float | None) -> tuple[Any, ServedVersion]:
+    async def _infer(
+        self, wire: WireRequest, context: Any, remaining_s: float | None, join: Callable[[list[Any]], bytes]
+    ) -> tuple[bytes, ServedVersion]:
         shared, nbytes = self._service, 0 if wire.counted else wire.nbytes
         metadata = context.invocation_metadata() or () if shared.tracing is not None else ()
         if shared.admission.closed:
@@ -219,16 +230,21 @@ class GrpcServer:
                     limit_us = max(int(remaining_s * 1e6), 1)
                     decoded.timeout_us = min(decoded.timeout_us or limit_us, limit_us)
                 outputs, room = await shared.run(served, decoded, timing, _COPIES)
-                shared.admission.forget(room)
-                return encode_infer(shared, served, decoded, outputs), served
+                try:
+                    encode = functools.partial(encode_infer, join, shared, served, decoded, outputs)
+                    if sum(array.nbytes for array in outputs.values()) <= _LARGE:
+                        return encode(), served
+                    return await asyncio.get_running_loop().run_in_executor(self._encoder, encode), served
+                finally:
+                    shared.admission.forget(room)
         finally:
             shared.admission.leave(nbytes)
 
     async def _ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 - the protocol's name
-        response, served = await self._infer(request, context, context.time_remaining())
+        response, served = await self._infer(request, context, context.time_remaining(), b"".join)
         context.set_trailing_metadata(served.metadata_pair)
-        if (nbytes := sum(map(len, response.raw_output_contents))) > _LARGE_ANSWER:
-            context.add_done_callback(self._hold(_COPIES * nbytes))
+        if len(response) > _LARGE_ANSWER:
+            context.add_done_callback(self._hold(_COPIES * len(response)))
         return response
 
     def _hold(self, nbytes: int) -> Callable[..., None]:
@@ -291,27 +307,22 @@ class GrpcServer:
                 if one in tasks and one.done() and not one.cancelled():
                     one.result()[1]()
 
-    async def _answer_in_stream(self, raw: bytes, context: Any) -> tuple[Any, Callable[..., None]]:
+    async def _answer_in_stream(self, raw: bytes, context: Any) -> tuple[bytes, Callable[..., None]]:
         """The answer, and what is called when it is sent: it counts from now on."""
-        made = await self._stream_answer(raw, context)
-        return made, self._hold(_COPIES * made.ByteSize())
-
-    async def _stream_answer(self, raw: bytes, context: Any) -> Any:
-        answer = message("ModelStreamInferResponse")
         wire, counted = None, 0
         try:
             wire, counted = await self._read(raw, "ModelStreamInfer", self._parse_infer)
-            response, _ = await self._infer(wire, context, None)
-            return answer(infer_response=response)
-        except TrtEngineError as error:
-            failed = answer(error_message=error.one_line)
+            made, _ = await self._infer(wire, context, None, join_in_stream)
+        except Exception as error:
+            text = error.one_line if isinstance(error, TrtEngineError) else "internal error; the server's log has it"
+            if not isinstance(error, TrtEngineError):
+                log.exception("a request failed")
+            failed = _StreamResponse(error_message=text)
             failed.infer_response.id = wire.message.id if wire is not None else ""
-            return failed
-        except Exception:
-            log.exception("a request failed")
-            return answer(error_message="internal error; the server's log has it")
+            made = failed.SerializeToString()
         finally:
             self._service.admission.forget(counted)
+        return made, self._hold(_COPIES * len(made))
 
     # -------------------------------------------------------------------------------------------- health, metadata
 

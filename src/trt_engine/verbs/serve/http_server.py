@@ -32,8 +32,8 @@ _LAST_READ_S = 0.05
 """Between the end of listening and that of connections without a request."""
 _STATUS_LINES = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in http.HTTPStatus}
 _TEXTS = {400: "this is not a valid HTTP request", 408: "the request did not come in time"}
-_SMALL = 1 << 16
-"""Answers up to this are sent in one piece."""
+_SMALL, _PIECE = 1 << 16, 1 << 18
+"""Answers up to this are sent in one piece, larger ones in such pieces: no client waits while all of one is copied."""
 _BACKLOG = 2048
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -301,17 +301,8 @@ class Connection(asyncio.BufferedProtocol):
         lines.append(b"content-length: %d\r\n\r\n" % nbytes)
         if request.is_head:
             parts = []
-        if nbytes <= _SMALL:
-            self._transport.write(b"".join([*lines, *parts]))
-        else:
-            self._transport.writelines([b"".join(lines), *parts])
-        del parts
-        if self._writable is not None:
-            self._app.admission.hold(nbytes)
-            try:
-                await self._writable
-            finally:
-                self._app.admission.hold(-nbytes)
+        parts = [b"".join([*lines, *parts])] if nbytes <= _SMALL else [b"".join(lines), *parts]
+        await self._send(parts, nbytes)
         self._requests.popleft()
         self._task = None
         if last:
@@ -321,6 +312,23 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline_s = self._loop.time() + _KEEP_ALIVE_S
         self._advance()
         self._pace()
+
+    async def _send(self, parts: list[bytes | memoryview], nbytes: int) -> None:
+        """Write an answer; while its client does not read it, its bytes count."""
+        self._transport.write(parts[0])
+        if self._writable is None and len(parts) == 1:
+            return
+        self._app.admission.hold(nbytes)
+        try:
+            await (self._writable or asyncio.sleep(0))
+            for part in parts[1:]:
+                for start in range(0, len(part), _PIECE):
+                    if self._lost:
+                        return
+                    self._transport.write(memoryview(part)[start : start + _PIECE])
+                    await (self._writable or asyncio.sleep(0))
+        finally:
+            self._app.admission.hold(-nbytes)
 
     def _finish(self, request: HttpRequest) -> None:
         """Close the connection; behind a refusal read on for a moment, as a reset would overtake the answer."""
