@@ -12,6 +12,7 @@ from onnx_models import FLOAT, node, save
 from trt_engine.graph.load import open_model
 from trt_engine.precision.samples import open_samples
 from trt_engine.records.precision import RangesReport
+from trt_engine.reporting.tables import batch_option
 
 ROWS = 6
 
@@ -116,8 +117,8 @@ def test_a_recording_is_one_sample_and_its_frames_are_not_where_frames_depend_on
     save(
         tmp_path / "m.onnx",
         [inner],
-        {"x": (FLOAT, ["t", 4])},
-        {"y": (FLOAT, ["u", 4])},
+        {"x": (FLOAT, ["t", "f"])},
+        {"y": (FLOAT, ["u", "f"])},
         {"axis": np.int64(not together)},
     )
     rng = np.random.default_rng(0)
@@ -127,3 +128,4 @@ def test_a_recording_is_one_sample_and_its_frames_are_not_where_frames_depend_on
     for limit, taken in ((None, sizes), (2, sizes[: 2 if together else 1])):
         found = open_samples(tmp_path, model.signature, batch=2, limit=limit, model=model)
         assert [batch.rows for batch in found] == taken
+    assert not together or "--shapes x:6x4" in batch_option(str(tmp_path / "m.onnx"), batch=False, data=tmp_path)

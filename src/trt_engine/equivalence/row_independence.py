@@ -21,7 +21,7 @@ from trt_engine.equivalence.tolerance import Tolerance
 from trt_engine.errors import MemoryExhausted, ModelError, TrtEngineError
 from trt_engine.records.parity import OutputError
 from trt_engine.runtime.feeds import random_feeds
-from trt_engine.tensors import Shape, Signature, Tensors, TensorSpec, format_shape
+from trt_engine.tensors import Shape, Signature, Tensors, format_shape
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ def wrong_rows(signature: Signature, shapes: Mapping[str, Shape], outputs: Mappi
         if shape[axis : axis + 1] == (rows,) if axis is not None else rows == 1:
             continue
         reason = f"output `{spec.name}` is {format_shape(shape)} for {rows} row{'s' if rows > 1 else ''} of input"
-        if axis is not None and _declares_batch(signature, spec, axis):
+        if axis is not None and spec.symbols and spec.symbols[axis] == signature.batch_symbol is not None:
             given = ", ".join(f"`{name}` {format_shape(shape)}" for name, shape in shapes.items())
             raise ModelError(
                 f"{reason} ({given}), and is declared as {spec.format_symbolic()}: the model does not keep the batch",
@@ -82,10 +82,6 @@ def wrong_rows(signature: Signature, shapes: Mapping[str, Shape], outputs: Mappi
             )
         found = found or reason
     return found
-
-
-def _declares_batch(signature: Signature, spec: TensorSpec, axis: int) -> bool:
-    return bool(spec.symbols) and spec.symbols[axis] is not None and spec.symbols[axis] == signature.batch_symbol
 
 
 def row_dependence(

@@ -198,6 +198,14 @@ def _complete(samples: Samples, signature: Signature, given: Tensors) -> Samples
     return replace(samples, iterate=make, skipped={})
 
 
+def shapes_in(data: Any, model: Model) -> dict[str, Shape]:
+    """The shapes of the first sample of a file or folder of arrays; none of other data."""
+    with contextlib.suppress(TrtEngineError, TypeError):  # of what is no path
+        first = open_samples(Path(data), model.signature, limit=1, model=model).first()
+        return {name: array.shape for name, array in first.feeds.items()}
+    return {}
+
+
 def random_samples(
     model: Model, shapes: Mapping[str, Shape], count: int, seed: int = 0, given: Tensors | None = None
 ) -> Samples:
@@ -339,8 +347,8 @@ def _batch_rows(source: RowSource, signature: Signature, batch: int, limit: int 
             at_once = 0 if joined.get("rows") else size
             yield from _iter_batches(itertools.chain([first], rows), signature, at_once, limit, samples)
 
-    rows = None if source.count is None else min(source.count, limit or source.count)
-    return Samples(source.description, make, total=-(-rows // size) if rows is not None else None)
+    total = None if source.count is None else -(-min(source.count, limit or source.count) // size)
+    return Samples(source.description, make, total=total)
 
 
 def _list_files(path: Path) -> list[Path]:

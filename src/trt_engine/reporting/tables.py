@@ -232,9 +232,10 @@ def smoke_time(smoke: Mapping[str, float]) -> str:
     )
 
 
-def batch_option(model: str, *, batch: bool = True) -> str:
-    """` --batch 1:8:64` for a model with only a dynamic batch, shapes where they are needed; nothing for a missing file."""
+def batch_option(model: str, *, batch: bool = True, data: object = None) -> str:
+    """` --batch 1:8:64` for a model with a dynamic batch alone, shapes (of `data`) where needed; none for a missing file."""
     from trt_engine.graph.load import open_model
+    from trt_engine.precision.samples import shapes_in
     from trt_engine.vision.spec import declared_shapes
 
     try:
@@ -246,7 +247,7 @@ def batch_option(model: str, *, batch: bool = True) -> str:
         return " --batch 1:8:64"
     is_open = [spec for spec in inputs if set(spec.dynamic) - set(opened.signature.batch_axes(spec))]
     shapes = {spec.name: spec.suggested_shape() for spec in is_open if spec.name not in declared}
-    return f" --shapes {shlex.quote(format_shapes(shapes))}" if shapes else ""
+    return f" --shapes {shlex.quote(format_shapes(shapes_in(data, opened) or shapes))}" if shapes else ""
 
 
 # ------------------------------------------------------------------------------------------------ cells, measurements

@@ -40,13 +40,9 @@ def fold(call: onnx_module.Call) -> onnx_module.Scalars | list[onnx_module.Scala
         return None
     if made is None or any(part.values.size > onnx_module._SMALL for part in made):
         return None
-    if any(_is_nan(item) for part in made for item in part.values.flat):
+    if any(isinstance(item, float) and math.isnan(item) for part in made for item in part.values.ravel().tolist()):
         return None
     return made if op == "Split" else made[0]
-
-
-def _is_nan(item: Any) -> bool:
-    return isinstance(item, float) and math.isnan(item)
 
 
 def _are_numbers(value: onnx_module.Scalars) -> bool:

@@ -109,7 +109,9 @@ def code_in_archive(archive: zipfile.ZipFile, what: str, *, kind: str, depth: in
         elif script and inner.startswith("code/") and not inner.endswith((".debug_pkl", ".pkl")):
             if reaches := _code_in_script(_read_member(archive, info, what)):
                 found.append(reaches)
-        elif kind == "exported-program" and _is_program(inner):
+        elif kind == "exported-program" and (
+            inner.startswith("models/") or (inner.endswith(".json") and not inner.startswith("extra/"))
+        ):  # JSON by name, and all that PyTorch reads as programs
             if evaluated := code_in_program(_read_member(archive, info, what), member):
                 found.append(evaluated)
         elif head == _ZIP:
@@ -118,11 +120,6 @@ def code_in_archive(archive: zipfile.ZipFile, what: str, *, kind: str, depth: in
             with archive.open(info) as opened:
                 found += code_in_pickles(_buffered(opened), member, strict=by_name, script=script)
     return found
-
-
-def _is_program(inner: str) -> bool:
-    """JSON by name, and all of `models/`, which PyTorch reads as programs."""
-    return inner.startswith("models/") or (inner.endswith(".json") and not inner.startswith("extra/"))
 
 
 def _buffered(opened: object) -> BinaryIO:

@@ -187,6 +187,8 @@ def _lost_outputs(parity: CastParity | None) -> list[str]:
 def _next_command(report: CastReport, to: str, config: CastConfig, parity: CastParity | None, lost: bool) -> str | None:
     """The build with what was given here, or the cast to try instead; None where nothing but the file is needed."""
     given = followed(config, "shapes", "inputs")
+    if not given and config.calib_data is not None:
+        given = batch_option(report.model, data=config.calib_data)
     if not lost or report.out is None:
         if to == "bf16" and parity is not None and parity.emulated:
             given = f" --backend tensorrt{given or batch_option(report.model, batch=False)}"

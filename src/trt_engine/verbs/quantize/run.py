@@ -96,7 +96,7 @@ def _judge(report: QuantizeReport, config: QuantizeConfig) -> QuantizeReport:
     if text is None:
         return replace(report, speed=speed)
     log.warning("%s", text)
-    given = followed(config, "shapes", "inputs") or batch_option(report.model, batch=False)
+    given = followed(config, "shapes", "inputs") or batch_option(report.model, batch=False, data=config.calib_data)
     following = report.next_command if lost else f"trt-engine build {shlex.quote(report.model)}{given}"
     return replace(report, speed=speed, warnings=(*report.warnings, text), next_command=following)
 
@@ -111,13 +111,13 @@ def _next_command(report: QuantizeReport, config: QuantizeConfig, lost: bool) ->
         given = followed(config, "calib_data", "inputs", "preprocess", "target", "dynamic", "calibrator", *excluded)
         return f"trt-engine search {source} --to {report.to} --dataset DATASET{given}"
     if lost:
-        return f"trt-engine build {source}{sizes or batch_option(report.model, batch=False)}"
+        return f"trt-engine build {source}{sizes or batch_option(report.model, batch=False, data=config.calib_data)}"
     if report.to in ("nvfp4", "mxfp8"):
         return f"trt-engine build {written} --backend tensorrt{sizes}" if sizes else None
     if images:
         vision = followed(config, "preprocess", "inputs")
         return f"trt-engine evaluate {written} --dataset DATASET{vision}" if vision else None
-    return f"trt-engine build {written}{sizes or batch_option(str(report.out))}"
+    return f"trt-engine build {written}{sizes or batch_option(str(report.out), data=config.calib_data)}"
 
 
 def _time(report: QuantizeReport, config: QuantizeConfig) -> SpeedCheck | None:
