@@ -20,7 +20,7 @@ from trt_engine.errors import DeadlineExpired, EngineError, ModelError, SetupErr
 from trt_engine.open_inference.messages import message
 from trt_engine.verbs.loadtest import subjects
 from trt_engine.verbs.loadtest.http_response import HttpMetadata
-from trt_engine.verbs.loadtest.target import parse_target, tensor_specs
+from trt_engine.verbs.loadtest.target import parse_target, served_signature, tensor_triples
 from trt_engine.verbs.serve import shared_memory
 from trt_engine.verbs.serve.server import Server
 
@@ -104,12 +104,24 @@ def test_metadata_that_does_not_end_is_given_up_in_time(first: bytes, piece: byt
 @pytest.mark.parametrize(
     "tensor",
     [{"name": 5}, {"name": ["x"]}, {"name": None}, {"shape": [1.5]}, {"shape": [float("inf")]}, {"shape": "abc"},
-     {"shape": 4}],
+     {"shape": 4}, {"datatype": None}, {"datatype": ["FP32"]}],
     ids=str,
 )  # fmt: skip
 def test_metadata_of_other_types_are_none(tensor: dict[str, Any]) -> None:
     with pytest.raises(TypeError):
-        tensor_specs([{"name": "x", "datatype": "FP32", "shape": [1]} | tensor])
+        tensor_triples([{"name": "x", "datatype": "FP32", "shape": [1]} | tensor])
+
+
+@pytest.mark.parametrize(
+    "side",
+    [[("x" * 10**6, "FP32", [1])], [("x", "y" * 10**6, [1])], [("x", "FP32", [1] * 65)], [("x", "FP32", [1])] * 5000],
+    ids=["name", "type", "rank", "count"],
+)
+@pytest.mark.parametrize("is_input", [True, False])
+def test_tensors_that_no_model_has_are_an_error_of_one_line(side: Any, is_input: bool) -> None:
+    with pytest.raises(EngineError) as caught:
+        served_signature(side if is_input else [], [] if is_input else side)
+    assert len(caught.value.one_line) < 1000 and caught.value.hint
 
 
 def _message(name: str, *inputs: tuple[str, list[int]]) -> bytes:
@@ -133,6 +145,7 @@ def _abort(context: Any) -> bytes:
         ("ModelMetadata", gzip.compress(bytes(1 << 26), mtime=0), EngineError, "protocol v2"),
         ("ModelMetadata", _abort, EngineError, "INTERNAL: no"),
         ("ModelMetadata", _message("ModelMetadataResponse", ("x", [2**62] * 3)), ModelError, "bytes, more than"),
+        ("ModelMetadata", _message("ModelMetadataResponse", ("x", [0, 2**62, 2**62])), ModelError, "bytes, more than"),
         ("ModelMetadata", _message("ModelMetadataResponse", *((f"x{at}", [1 << 22]) for at in range(99))), ModelError,
          "bytes together"),
         ("ModelInfer", _abort, SetupError, "INTERNAL, no"),

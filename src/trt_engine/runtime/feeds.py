@@ -135,16 +135,15 @@ _STRING_NBYTES = 64
 def _check_size(spec: TensorSpec, shape: Shape) -> int:
     """The bytes of an input by its static dimensions: `ModelError` beyond the size limit, `ShapeError` for too large given
     shapes."""
-    own = dtype(spec.dtype).nbytes(known := tuple(size for size in spec.shape if size >= 0))
+    own = dtype(spec.dtype).nbytes(known := tuple(size or 1 for size in spec.shape if size >= 0))  # numpy's rule too
     own = max(own, _STRING_NBYTES * math.prod(known)) if spec.dtype == "string" else own
-    if len(spec.shape) > _MAX_RANK or own > (most := RUN_SIZE.value):
-        what = (
-            f"{len(spec.shape)} dimensions"
-            if len(spec.shape) > _MAX_RANK
-            else f"{own} bytes, more than {RUN_SIZE.format_value(most)}"
+    if len(spec.shape) > _MAX_RANK:
+        raise ModelError(f"input `{spec.name}` has {len(spec.shape)} dimensions", hint=f"numpy has up to {_MAX_RANK}")
+    if own > (most := RUN_SIZE.value):
+        raise ModelError(
+            f"input `{spec.name}` has {own} bytes, more than {RUN_SIZE.format_value(most)}", hint=RUN_SIZE.hint
         )
-        raise ModelError(f"input `{spec.name}` has {what}", hint=None if len(spec.shape) > _MAX_RANK else RUN_SIZE.hint)
-    if dtype(spec.dtype).nbytes(shape) >= 1 << 62:
+    if dtype(spec.dtype).nbytes(tuple(size or 1 for size in shape)) >= 1 << 62:
         raise ShapeError(
             f"input `{spec.name}` of {format_shape(shape)} does not fit in memory", hint="give smaller shapes"
         )

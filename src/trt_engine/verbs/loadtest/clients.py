@@ -22,7 +22,7 @@ from trt_engine.tensors import Signature, Tensors
 from trt_engine.verbs.loadtest.generator import CONNECTION, REFUSED, STATUS, TIMEOUT, Loop
 from trt_engine.verbs.loadtest.http_loop import HttpLoop
 from trt_engine.verbs.loadtest.http_response import HttpMetadata, choose_model, unreachable
-from trt_engine.verbs.loadtest.target import ServedModel, Target, spec_of, tls_context
+from trt_engine.verbs.loadtest.target import MAX_TEXT, ServedModel, Target, served_signature, tls_context
 from trt_engine.verbs.loadtest.threaded_loop import FutureLoop, RequestFailed, ThreadedLoop
 
 METADATA_TIMEOUT_S = 3.0
@@ -69,8 +69,7 @@ def resolve(target: Target) -> tuple[int, object]:
 def read_model(target: Target, token: str | None, ca_file: Path | None) -> tuple[Target, ServedModel]:
     """The target with its model's name, and its metadata. Raises `SetupError`, `UsageError`, `EngineError`."""
     if target.interface == "http":
-        tls = tls_context(target, ca_file)
-        return _read_metadata(HttpMetadata(target, tls, token, METADATA_TIMEOUT_S), target)
+        return _read_metadata(HttpMetadata(target, tls_context(target, ca_file), token, METADATA_TIMEOUT_S), target)
     client = GrpcClient(target, ca_file=ca_file, token=token, timeout_s=METADATA_TIMEOUT_S, most=MAX_METADATA)
     try:
         return _read_metadata(client, target)
@@ -104,20 +103,8 @@ def engine_loop(
 _CALLER_ERRORS = ("NOT_FOUND", "INVALID_ARGUMENT", "UNAUTHENTICATED", "PERMISSION_DENIED")
 _HINTS = dict.fromkeys(("UNAUTHENTICATED", "PERMISSION_DENIED"), "`--token-file FILE` has the bearer token")
 _REFUSED_WORDS = ("connection refused", "failed to connect")
-MAX_METADATA, _MAX_ANSWER = 1 << 24, 1 << 30
-_MAX_TEXT = 300
+MAX_METADATA, _MAX_ANSWER = 1 << 22, 1 << 30
 _BROKEN_WORDS = ("socket closed", "connection reset", "goaway", "broken pipe")
-
-
-def import_grpc() -> Any:
-    """The module `grpc`. Raises `SetupError`."""
-    try:
-        import grpc
-    except ImportError as error:
-        raise SetupError(
-            "gRPC needs the package `grpcio`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
-        ) from error
-    return grpc
 
 
 class GrpcClient:
@@ -126,7 +113,13 @@ class GrpcClient:
     def __init__(
         self, target: Target, *, ca_file: Path | None, token: str | None, timeout_s: float, most: int = _MAX_ANSWER
     ) -> None:
-        self._grpc = grpc = import_grpc()
+        try:
+            import grpc
+        except ImportError as error:
+            raise SetupError(
+                "gRPC needs the package `grpcio`, which is not installed", hint="`pip install 'trt-engine[serve]'`"
+            ) from error
+        self._grpc: Any = grpc
         self._target, self._timeout_s = target, timeout_s
         self._metadata = () if token is None else (("authorization", f"Bearer {token}"),)
         options = [
@@ -140,7 +133,6 @@ class GrpcClient:
         else:
             self._channel = grpc.insecure_channel(target.address, options)
         self._infer = self._channel.unary_unary(f"/{INFERENCE_SERVICE}/ModelInfer")
-        self.response_bytes = 0
 
     def infer(self, request: bytes) -> None:
         """One request. Raises `RequestFailed`."""
@@ -157,17 +149,13 @@ class GrpcClient:
         """The server and the model of the target. Raises `SetupError`, `UsageError`, `EngineError`."""
         server = self._fetch("ServerMetadata")
         model = self._fetch("ModelMetadata", name=target.model or "", version=target.version or "")
-        inputs, outputs = (
-            tuple(spec_of(one.name, one.datatype, one.shape) for one in tensors)
-            for tensors in (model.inputs, model.outputs)
-        )
+        sides = ([(one.name, one.datatype, one.shape) for one in side] for side in (model.inputs, model.outputs))
         return ServedModel(
-            f"{server.name} {server.version}".strip() or "unknown",
+            f"{server.name} {server.version}".strip()[:MAX_TEXT] or "unknown",
             tuple(server.extensions),
-            model.name,
             tuple(model.versions),
-            Signature(inputs, outputs),
-            {"platform": model.platform} if model.platform else {},
+            served_signature(*sides),
+            {"platform": model.platform[:MAX_TEXT]} if model.platform else {},
         )
 
     def close(self) -> None:
@@ -182,7 +170,7 @@ class GrpcClient:
         try:
             answer = call(request, timeout=self._timeout_s, metadata=self._metadata)
         except self._grpc.RpcError as error:
-            code, text = error.code().name, clean_text((error.details() or "")[:_MAX_TEXT])
+            code, text = error.code().name, clean_text((error.details() or "")[:MAX_TEXT])
             if _describe(code, text)[0] in (REFUSED, CONNECTION, TIMEOUT):
                 raise unreachable(self._target, OSError(0, text or code)) from error
             kind = UsageError if code in _CALLER_ERRORS else SetupError if code == "UNAVAILABLE" else EngineError

@@ -55,8 +55,6 @@ class HttpLoop:
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self.samples = Samples()
-        self.response_bytes = 0
-        """Bytes of the last response with its head."""
         self._request = request
         self._timeout_ns = round(timeout_s * 1e9)
         self._epoll = select.epoll()
@@ -246,7 +244,6 @@ class HttpLoop:
         if reader.status == 200:
             for times, value in (("intended", connection.intended), ("sent", connection.sent), ("ends", end)):
                 getattr(self.samples, times).append(value)
-            self.response_bytes = reader.nbytes
             if reader.keep_alive and reader.length is not None and reader.nbytes == len(reader.head) + reader.length:
                 if len(self._heads) >= _MAX_HEADS:
                     self._heads.clear()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import itertools
 import re
 import socket
 import ssl
@@ -17,14 +18,13 @@ from typing import Any, Literal
 import msgspec
 
 from trt_engine.errors import EngineError, SetupError, UsageError
-from trt_engine.tensors import Signature, suggest
-from trt_engine.verbs.loadtest.target import ServedModel, Target, tensor_specs
+from trt_engine.tensors import suggest
+from trt_engine.verbs.loadtest.target import MAX_TEXT, ServedModel, Target, served_signature, tensor_triples
 
 MAX_HEAD_BYTES = 1 << 16
 _STATUS = re.compile(rb"HTTP/1\.([01]) (\d{3})(?:[ \r]|$)")
 _CHUNK = re.compile(rb"(?:\r\n)?([0-9a-fA-F]{1,15})[ \t]*(?:;[^\r\n]*)?\r\n")
 _MAX_CHUNK_LINE = 1 << 10
-_MAX_TEXT = 300
 
 
 class BadResponse(Exception):
@@ -51,10 +51,6 @@ class ResponseReader:
         """The beginning of the body of an error response."""
         self._buffer = b""
         self._stage: Literal["head", "body", "chunk", "chunk end", "trailer", "until close", "done"] = "head"
-
-    @property
-    def begun(self) -> bool:
-        return bool(self.nbytes)
 
     def feed(self, data: bytes) -> bool:
         """True once the response is complete. Raises `BadResponse`, also for bytes after its end."""
@@ -84,8 +80,8 @@ class ResponseReader:
         if self._stage in ("body", "chunk"):
             taken = min(self._left, len(data))
             self._left -= taken
-            if self.status != 200 and len(self.text) < _MAX_TEXT:
-                self.text += data[: min(taken, _MAX_TEXT)].decode(errors="replace")
+            if self.status != 200 and len(self.text) < MAX_TEXT:
+                self.text += data[: min(taken, MAX_TEXT)].decode(errors="replace")
             if not self._left:
                 self._stage = "done" if self._stage == "body" else "chunk end"
             return data[taken:]
@@ -148,8 +144,8 @@ def _fields(head: bytes) -> dict[bytes, bytes]:
     return {name.strip().lower(): value.strip() for name, _, value in pairs}
 
 
-_MAX_BYTES = 1 << 24
-_MAX_NAMES = 20
+_MAX_BYTES = 1 << 22
+_MAX_NAMES, _MAX_FACTS = 20, 100
 _LATE = "the answer did not end in time"
 _REFUSED = {
     401: "`--token-file FILE` has the bearer token",
@@ -176,23 +172,25 @@ class HttpMetadata:
         server = self._fetch("GET", f"{target.base}/v2")
         found = self._fetch("GET", target.model_path())
         try:
-            signature = Signature(tensor_specs(found["inputs"]), tensor_specs(found.get("outputs", ())))
-            name, versions = str(found["name"]), tuple(map(str, found.get("versions", ())))
+            sides = tensor_triples(found["inputs"]), tensor_triples(found.get("outputs", ()))
+            versions = tuple(str(version)[:MAX_TEXT] for version in found.get("versions", ()))
             extensions = tuple(map(str, server.get("extensions", ())))
             words = found.get("parameters")
             texts = {"platform": found.get("platform")} | (words if isinstance(words, dict) else {})
-            server_name = f"{server.get('name', 'unknown')} {server.get('version', '')}".strip()
+            server_name = f"{server.get('name', 'unknown')} {server.get('version', '')}".strip()[:MAX_TEXT]
         except (KeyError, TypeError, AttributeError) as error:
             raise EngineError(
                 f"`{target}` does not answer with a model's metadata: {error!r}", hint="expected the protocol v2"
             ) from error
-        facts = {str(key): str(value) for key, value in texts.items() if value}
-        return ServedModel(server_name, extensions, name, versions, signature, facts)
+        known = itertools.islice(texts.items(), _MAX_FACTS)
+        facts = {str(key)[:MAX_TEXT]: str(value)[:MAX_TEXT] for key, value in known if value}
+        return ServedModel(server_name, extensions, versions, served_signature(*sides), facts)
 
     def change_region(self, action: Literal["register", "unregister"], name: str, **fields: Any) -> None:
         """Register or unregister system shared memory. Raises `SetupError`, `UsageError`."""
-        path = f"{self._target.base}/v2/systemsharedmemory/region/{name}/{action}"
-        self._ask("POST", path, msgspec.json.encode(fields))
+        self._ask(
+            "POST", f"{self._target.base}/v2/systemsharedmemory/region/{name}/{action}", msgspec.json.encode(fields)
+        )
 
     def _fetch(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The answer's JSON document."""
@@ -234,9 +232,8 @@ class HttpMetadata:
             raise unreachable(target, TimeoutError(_LATE))
         if answer.status != 200:
             text = data[:300].decode(errors="replace").strip()
-            found = f"{answer.status} {answer.reason[:_MAX_TEXT]}: {text or 'no text'}"
-            kind_of_error = UsageError if 400 <= answer.status < 500 else SetupError
-            raise kind_of_error(
+            found = f"{answer.status} {answer.reason[:MAX_TEXT]}: {text or 'no text'}"
+            raise (UsageError if 400 <= answer.status < 500 else SetupError)(
                 f"`{method} {path}` at {target.address} gives {found}",
                 hint=_REFUSED.get(answer.status, "is the model loaded and ready?"),
             )
@@ -253,7 +250,7 @@ def unreachable(target: Target, error: BaseException) -> SetupError:
 
 def choose_model(names: list[str]) -> str:
     """The only model. Raises `UsageError` where there are several or none."""
-    known = list(dict.fromkeys(names))
+    known = list(dict.fromkeys(name[:MAX_TEXT] for name in names))
     if len(known) != 1:
         raise UsageError(
             f"the server has {len(known)} models, and none is named",

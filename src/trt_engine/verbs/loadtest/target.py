@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import ssl
 from collections.abc import Mapping, Sequence
@@ -126,6 +127,9 @@ def tls_context(target: Target, ca_file: Path | None) -> ssl.SSLContext | None:
 
 BINARY_EXTENSION = "binary_tensor_data"
 _JSON_LESS = ("float16", "bfloat16")
+MAX_TEXT, _MAX_RANK, _MAX_TENSORS = 300, 64, 1 << 12
+"""Characters of a text from a server, dimensions of a tensor, and tensors of a model."""
+Tensor = tuple[str, str, Sequence[int]]
 _NAMES = {item.kserve_name: item.name for item in DTYPES.values() if item.kserve_name is not None}
 
 
@@ -135,20 +139,34 @@ class ServedModel:
 
     server: str
     extensions: tuple[str, ...]
-    name: str
     versions: tuple[str, ...]
     signature: Signature
     info: dict[str, str] = field(default_factory=dict)
     """Platform and parameters of the metadata."""
 
 
-def spec_of(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
-    """The spec of a tensor by its names in the protocol. Raises `EngineError` for an unknown type."""
-    if datatype not in _NAMES:
-        raise EngineError(
-            f"the tensor `{name}` has the unknown type `{datatype}`", hint=f"expected {', '.join(_NAMES)}"
-        )
-    return TensorSpec(name, _NAMES[datatype], tuple(-1 if size < 0 else int(size) for size in shape))
+def served_signature(inputs: Sequence[Tensor], outputs: Sequence[Tensor]) -> Signature:
+    """The inputs and outputs by their names, types and shapes in the protocol.
+
+    `EngineError` for an unknown type, and for a number, name or shape that is not one of tensors.
+    """
+    count = len(inputs) + len(outputs)
+    for name, datatype, shape in itertools.chain(inputs, outputs):
+        if datatype not in _NAMES:
+            raise EngineError(
+                f"the tensor `{name[:MAX_TEXT]}` has the unknown type `{datatype[:MAX_TEXT]}`",
+                hint=f"expected {', '.join(_NAMES)}",
+            )
+        if len(name) > MAX_TEXT or len(shape) > _MAX_RANK or count > _MAX_TENSORS:
+            raise EngineError(
+                f"the tensor `{name[:80]}` is one of {count} and has {len(shape)} dimensions",
+                hint=f"at most {_MAX_TENSORS} tensors of {_MAX_RANK} dimensions, with names of {MAX_TEXT} characters",
+            )
+
+    def spec(name: str, datatype: str, shape: Sequence[int]) -> TensorSpec:
+        return TensorSpec(name, _NAMES[datatype], tuple(max(int(size), -1) for size in shape))
+
+    return Signature(tuple(itertools.starmap(spec, inputs)), tuple(itertools.starmap(spec, outputs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,14 +198,14 @@ def http_request(
     Raises `UsageError` for types that JSON does not have.
     """
     inputs: list[dict[str, Any]] = []
-    parts: list[bytes] = []
+    parts: list[bytes | memoryview] = []
     for spec in signature.inputs:
         array, datatype = feeds[spec.name], protocol_dtype(spec)
         item: dict[str, Any] = {"name": spec.name, "shape": list(array.shape), "datatype": datatype}
         if region is not None:
             item["parameters"] = region.parameters(spec.name)
         elif binary:
-            parts.append(bytes(encode_tensor(array, datatype)))
+            parts.append(encode_tensor(array, datatype))
             item["parameters"] = {"binary_data_size": len(parts[-1])}
         elif spec.dtype in _JSON_LESS:
             raise UsageError(
@@ -203,19 +221,20 @@ def http_request(
     if timeout_us is not None:
         parameters["timeout"] = timeout_us
     head = msgspec.json.encode(document | ({"parameters": parameters} if parameters else {}))
-    body = b"".join([head, *parts])
+    nbytes = len(head) + sum(map(len, parts))
     fields = [
         f"POST {target.model_path()}/infer HTTP/1.1", f"Host: {target.address}",
-        f"Content-Type: application/{'octet-stream' if binary else 'json'}", f"Content-Length: {len(body)}",
+        f"Content-Type: application/{'octet-stream' if binary else 'json'}", f"Content-Length: {nbytes}",
     ]  # fmt: skip
     fields += [f"Inference-Header-Content-Length: {len(head)}"] if binary else []
     fields += [f"Authorization: Bearer {token}"] if token is not None else []
-    return "\r\n".join([*fields, "", ""]).encode() + body
+    return b"".join(["\r\n".join([*fields, "", ""]).encode(), head, *parts])  # in memory once more, and not thrice
 
 
-def tensor_specs(items: Sequence[Mapping[str, Any]]) -> tuple[TensorSpec, ...]:
+def tensor_triples(items: Sequence[Mapping[str, Any]]) -> list[Tensor]:
     """The tensors of a metadata document. Raises `KeyError` or `TypeError` for what is not one."""
     for item in items:
-        if not isinstance(item["name"], str) or not all(isinstance(size, int) for size in item["shape"]):
-            raise TypeError("expected a name and whole numbers as its shape")
-    return tuple(spec_of(item["name"], item["datatype"], item["shape"]) for item in items)
+        texts = isinstance(item["name"], str) and isinstance(item["datatype"], str)
+        if not texts or not all(isinstance(size, int) for size in item["shape"]):
+            raise TypeError("expected a name, a type, and whole numbers as the shape")
+    return [(item["name"], item["datatype"], item["shape"]) for item in items]
