@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -36,6 +37,18 @@ def unknown_options(hint: str, command: str) -> list[str]:
 def _options(verb: str) -> set[str]:
     command = click_app.cli.get_command(click.Context(click_app.cli), verb)
     return set() if command is None else click_app._option_names(command) | {"--help", "-h", "--version"}
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str, str]]:
+    """A command line without the program's name: its exit code, stdout and stderr."""
+
+    def typed(*args: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["trt-engine", *map(str, args)])
+        capsys.readouterr()
+        return _call(capsys, *args)
+
+    return typed
 
 
 @pytest.fixture

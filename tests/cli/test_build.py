@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -34,20 +33,11 @@ def environment(tmp_path: Path) -> Mapping[str, str]:
 @pytest.fixture
 def here(
     tmp_path: Path, environment: Mapping[str, str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str, str]]]:
+) -> Callable[..., tuple[int, str, str]]:
     """`here("net.onnx", "--json")` in this process: exit code, stdout, stderr (with what a library writes past Python)."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRT_ENGINE_STORE", environment["TRT_ENGINE_STORE"])
-    logger = logging.getLogger("trt_engine")
-    before = logger.handlers, logger.propagate, logger.level
-
-    def build(*args: str) -> tuple[int, str, str]:
-        code = main.run(["build", *args])
-        return code, *capfd.readouterr()
-
-    yield build
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    return lambda *args: (main.run(["build", *args]), *capfd.readouterr())
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from trt_engine.cli.main import run
+from documents import document
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "bundle.md").read_text()
@@ -32,27 +32,13 @@ def export(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def typed(tmp_path: Path, export: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Typed:
-    """A verb in a folder that has `export`: exit code, stdout, stderr."""
+def typed(tmp_path: Path, export: Path, monkeypatch: pytest.MonkeyPatch, call: Typed) -> Typed:
+    """A verb in a folder that has `export`."""
     (tmp_path / "export").mkdir()
     for path in export.iterdir():
         (tmp_path / "export" / path.name).write_bytes(path.read_bytes())
     monkeypatch.chdir(tmp_path)
-
-    def call(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trt-engine", *args])
-        capfd.readouterr()
-        return (run(args), *capfd.readouterr())
-
     return call
-
-
-def document(text: str) -> Any:
-    """The one JSON document of stdout, found to fit the schema it names."""
-    told = json.loads(text)
-    schema = ROOT / "docs" / "schemas" / f"{told['schema'].removeprefix('trt-engine/')}.json"
-    jsonschema.Draft202012Validator(json.loads(schema.read_text())).validate(told)
-    return told
 
 
 def test_the_spellings_of_the_source_builder_are_taken(typed: Typed) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pytest
 from onnx import TensorProto
 
 import onnx_models
-from trt_engine.cli import main
 from trt_engine.graph import emulate_half
 from trt_engine.precision import autocast
 
@@ -23,15 +23,10 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Run) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(autocast.PYTHON_VARIABLE, raising=False)
-
-    def do(*args: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trt-engine", "cast", *args])
-        return main.run(["cast", *args]), *capfd.readouterr()
-
-    return do
+    return partial(call, "cast")
 
 
 @pytest.fixture(autouse=True)

@@ -12,15 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import numpy as np
 import onnx
 import pytest
 
 import trt_engine as te
+from documents import document
 from onnx_models import FLOAT, node, save
 from programs import load_program
-from trt_engine.cli.main import run
 from trt_engine.errors import ShapeError, UsageError
 
 pytest.importorskip("PIL", reason="pillow reads the pictures")
@@ -41,33 +40,11 @@ Told = tuple[int, str, str]
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+def store(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path_factory.getbasetemp() / "evaluate-cli-store"  # one for this file: its engines are equal
     monkeypatch.setenv("TRT_ENGINE_STORE", str(folder))
-    return folder
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., Told]:
     monkeypatch.chdir(tmp_path)
-
-    def say(*args: object) -> Told:
-        words = [str(arg) for arg in args]
-        monkeypatch.setattr(sys, "argv", ["trt-engine", *words])
-        capsys.readouterr()
-        code = run(words)
-        told = capsys.readouterr()
-        return code, told.out, told.err
-
-    return say
-
-
-def fits_its_schema(text: str) -> dict[str, object]:
-    told: dict[str, object] = json.loads(text)
-    name = str(told["schema"]).removeprefix("trt-engine/")
-    schema = json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text())
-    jsonschema.Draft202012Validator(schema).validate(told)
-    return told
+    return folder
 
 
 def colour_net(
@@ -115,8 +92,8 @@ def test_the_figures_are_printed_in_cocos_order_and_written(call: Callable[..., 
     assert names[start : start + 12] == "AP AP50 AP75 APs APm APl AR1 AR10 AR100 ARs ARm ARl".split()
     assert "is a model: its engine is built into the store first" in err
     assert "written:   run/metrics.json" in out
-    written = fits_its_schema((tmp_path / "run" / "metrics.json").read_text())
-    assert written["command"].startswith("trt-engine evaluate")  # type: ignore[attr-defined]
+    written = document((tmp_path / "run" / "metrics.json").read_text())
+    assert written["command"].startswith("trt-engine evaluate")
     assert json.loads((tmp_path / "p.json").read_text())
 
 
@@ -128,10 +105,10 @@ def test_json_is_one_document_that_fits_its_schema_also_when_the_gate_fails(
     args = ("evaluate", bad, "--dataset", folder, "--baseline", good, "--max-drop", "0.01", "--json")
     code, out, err = call(*args, "-o", "run")
     assert code == 7
-    told = fits_its_schema(out)
+    told = document(out)
     assert told["passed"] is False
-    assert told["metrics"] == {"top1": 0.0, "top5": 1.0} and told["metric_drop"]["top1"] == 1  # type: ignore[index]
-    assert told["parity"]["scores"]["cosine"] == pytest.approx(-1)  # type: ignore[index]
+    assert told["metrics"] == {"top1": 0.0, "top5": 1.0} and told["metric_drop"]["top1"] == 1
+    assert told["parity"]["scores"]["cosine"] == pytest.approx(-1)
     written = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert told == written
     assert "a drop of 1.0000, allowed is 0.01\nhint: " in err
@@ -161,12 +138,12 @@ def test_a_model_goes_by_the_name_that_was_typed_whoever_was_stored_first(
     first = colour_net(tmp_path / "first.onnx")
     (tmp_path / "second.onnx").write_bytes(first.read_bytes())
     asked = ("--dataset", colours(tmp_path / "data"), "--json")
-    assert fits_its_schema(call("evaluate", "first.onnx", *asked)[1])["engine"] == "first.onnx"
-    told = fits_its_schema(call("evaluate", "second.onnx", "--baseline", "first.onnx", *asked)[1])
+    assert document(call("evaluate", "first.onnx", *asked)[1])["engine"] == "first.onnx"
+    told = document(call("evaluate", "second.onnx", "--baseline", "first.onnx", *asked)[1])
     assert told["engine"] == "second.onnx"
-    assert told["baseline"]["engine"] == "first.onnx"  # type: ignore[index]
+    assert told["baseline"]["engine"] == "first.onnx"
     engine = te.build(first, out=tmp_path / "e.engine.onnx")
-    assert fits_its_schema(call("evaluate", engine.path, *asked)[1])["engine"] == str(engine.path)
+    assert document(call("evaluate", engine.path, *asked)[1])["engine"] == str(engine.path)
 
 
 def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp_path: Path) -> None:
@@ -182,7 +159,7 @@ def test_an_engine_cannot_be_given_build_settings(call: Callable[..., Told], tmp
 def test_a_picture_in_and_boxes_out_in_its_own_pixels(call: Callable[..., Told], tmp_path: Path) -> None:
     code, out, _ = call("infer", DIGITS / "model.onnx", "--image", PICTURE, "-o", "out.json", "--draw", "out.png")
     assert code == 0
-    told = fits_its_schema((tmp_path / "out.json").read_text())
+    told = document((tmp_path / "out.json").read_text())
     found = told["detections"]
     assert isinstance(found, list) and len(found) >= 5
     assert set(found[0]) == {"box", "score", "class", "name"}
@@ -208,10 +185,10 @@ def test_a_picture_in_and_classes_out(call: Callable[..., Told], tmp_path: Path,
     picture = colours(tmp_path / "data") / "green" / "0.png"
     model = colour_net(tmp_path / "net.onnx", batch=batch)
     code, out, _ = call("infer", model, "--image", picture, "--top", 2, "--draw", "x.jpg", "--json")
-    told = fits_its_schema(out)
+    told = document(out)
     assert code == 0
-    assert told["classes"][0]["name"] == "green"  # type: ignore[index]
-    assert len(told["classes"]) == 2  # type: ignore[arg-type]
+    assert told["classes"][0]["name"] == "green"
+    assert len(told["classes"]) == 2
     assert (tmp_path / "x.jpg").is_file()
 
 

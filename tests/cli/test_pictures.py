@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,6 @@ from PIL import Image
 
 import onnx_models as models
 import trt_engine as te
-from trt_engine.cli import main
 from trt_engine.vision import spec
 
 Say = Callable[..., tuple[int, str, str]]
@@ -26,23 +24,14 @@ ROWS = EXAMPLES / "classifiers" / "val.npz"
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Say]:
-    """Exit code, stdout and stderr of a verb in a folder with four pictures in `imgs`, and a store of the test's own."""
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Say) -> Say:
+    """A verb in a folder with four pictures in `imgs`, and a store of the test's own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TRT_ENGINE_STORE", str(tmp_path / "store"))
     (tmp_path / "imgs").mkdir()
     for picture in sorted((VAL / "images").iterdir())[:4]:
         shutil.copy(picture, tmp_path / "imgs")
-    logger = logging.getLogger("trt_engine")
-    before = logger.handlers, logger.propagate, logger.level
-
-    def verb(*args: object) -> tuple[int, str, str]:
-        code = main.run([str(item) for item in args])
-        return code, *capfd.readouterr()
-
-    yield verb
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    return call
 
 
 def test_ranges_sees_pictures(say: Say) -> None:

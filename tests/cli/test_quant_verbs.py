@@ -6,11 +6,10 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import jsonschema
 import pytest
 
 import onnx_models as models
-from trt_engine.cli.main import run
+from documents import document
 from trt_engine.precision.quantize_model import quantize
 
 ROOT = Path(__file__).parents[2]
@@ -34,21 +33,10 @@ def for_tensorrt(tmp_path_factory: pytest.TempPathFactory) -> Path:
 Call = Callable[..., tuple[int, str, str]]
 
 
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    def made(*words: object) -> tuple[int, str, str]:
-        code = run([str(word) for word in words])
-        return code, *capsys.readouterr()
-
-    return made
-
-
 def findings(call: Call, *words: object) -> dict[str, str]:
     code, out, err = call("lint", *words, "--json")
     assert code == 0, err
-    document = json.loads(out)
-    jsonschema.validate(document, json.loads((ROOT / "docs/schemas/lint.json").read_bytes()))
-    return {item["code"]: item["severity"] for item in document["findings"]}
+    return {item["code"]: item["severity"] for item in document(out)["findings"]}
 
 
 def test_inspect_says_for_whom_the_pairs_are_placed(call: Call, for_the_cpu: Path, for_tensorrt: Path) -> None:
@@ -70,9 +58,7 @@ def test_inspect_says_for_whom_the_pairs_are_placed(call: Call, for_the_cpu: Pat
 
 def test_the_document_has_every_target_with_its_reasons(call: Call, for_tensorrt: Path) -> None:
     _, out, _ = call("inspect", for_tensorrt, "--json")
-    document = json.loads(out)
-    jsonschema.validate(document, json.loads((ROOT / "docs/schemas/inspect.json").read_bytes()))
-    support = {item["target"]: item for item in document["placement"]["support"]}
+    support = {item["target"]: item for item in document(out)["placement"]["support"]}
 
     assert support["tensorrt"]["supported_layers"] == support["tensorrt"]["layers"] == 15
     assert sum(support["onnxruntime-cpu"]["reasons"].values()) == 15

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,6 @@ import pytest
 from PIL import Image
 
 import onnx_models as models
-from trt_engine.cli import main
 from trt_engine.graph.quant_target import METADATA_KEY
 from trt_engine.vision.spec import Postprocess, Preprocess, Vision, declare
 
@@ -21,22 +20,13 @@ Say = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Iterator[Say]:
-    """Exit code, stdout and stderr of `trt-engine quantize ...` in a folder with `net.onnx` and `data.npz`."""
+def say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Say) -> Say:
+    """`trt-engine quantize ...` in a folder with `net.onnx` and `data.npz`."""
     monkeypatch.chdir(tmp_path)
     models.conv_net(tmp_path / "net.onnx")
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "data.npz", images=rng.random((16, 3, 8, 8), np.float32))
-    logger = logging.getLogger("trt_engine")
-    before = logger.handlers, logger.propagate, logger.level
-
-    def quantize(*args: str) -> tuple[int, str, str]:
-        code = main.run(["quantize", *args])
-        return code, *capfd.readouterr()
-
-    yield quantize
-    logger.handlers, logger.propagate = before[:2]
-    logger.setLevel(before[2])
+    return partial(call, "quantize")
 
 
 def test_one_json_document_says_what_was_quantised_and_what_was_left(say: Say, tmp_path: Path) -> None:

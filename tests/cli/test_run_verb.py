@@ -3,42 +3,27 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import pytest
 
 import trt_engine as te
+from documents import document
 from onnx_models import conv_net
-from trt_engine.cli.main import run
 
 ROOT = Path(__file__).parents[2]
 Typed = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Typed:
-    """The verb in a folder with `net.onnx`: exit code, stdout, stderr."""
+def typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Typed) -> Typed:
+    """The verb in a folder with `net.onnx`."""
     conv_net(tmp_path / "net.onnx")
     (tmp_path / "plan.yaml").write_text("models: [net.onnx]\nwarmup: 2\niterations: 3\nmodes: bench\n")
     monkeypatch.chdir(tmp_path)
-
-    def go(*words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["trt-engine", "run", *words])
-        capsys.readouterr()
-        code = run(["run", *words])
-        return (code, *capsys.readouterr())
-
-    return go
-
-
-def fits(text: str, name: str = "run") -> Any:
-    document = json.loads(text)
-    jsonschema.validate(document, json.loads((ROOT / "docs" / "schemas" / f"{name}.json").read_text()))
-    return document
+    return partial(call, "run")
 
 
 def test_the_result_is_on_stdout_and_the_talk_on_stderr(typed: Typed) -> None:
@@ -83,9 +68,9 @@ def test_a_wrong_call_is_told_in_one_line_with_a_hint(typed: Typed, words: list[
 def test_the_digits_plan_says_how_good_fast_and_large_each_precision_is(typed: Typed, tmp_path: Path) -> None:
     pytest.importorskip("PIL", reason="pillow reads the pictures")
     pytest.importorskip("faster_coco_eval", reason="faster-coco-eval works out COCO's figures")
-    document = fits(typed(str(ROOT / "examples" / "digits" / "plan.yaml"), "-o", "out", "--json")[1])
-    assert (document["done"], document["failed"], document["skipped"]) == (6, 0, 0)
-    cells = {cell["spec"]["label"]: cell for cell in document["results"]}
+    made = document(typed(str(ROOT / "examples" / "digits" / "plan.yaml"), "-o", "out", "--json")[1])
+    assert (made["done"], made["failed"], made["skipped"]) == (6, 0, 0)
+    cells = {cell["spec"]["label"]: cell for cell in made["results"]}
     for precision in ("fp32", "fp16", "int8"):
         for batch in (1, 8):
             cell = cells[f"digits-{precision}-onnxruntime-b{batch}"]
@@ -100,7 +85,7 @@ def test_the_digits_plan_says_how_good_fast_and_large_each_precision_is(typed: T
 
 
 def test_the_three_ways_are_skipped_with_reasons_where_there_is_no_gpu(typed: Typed) -> None:
-    planned = fits(typed(str(ROOT / "examples" / "three-way.yaml"), "--dry-run", "--json")[1])
+    planned = document(typed(str(ROOT / "examples" / "three-way.yaml"), "--dry-run", "--json")[1])
     routes = {(cell["spec"]["backend"], *cell["spec"]["providers"]) for cell in planned["cells"]}
     assert routes == {("onnxruntime", "cuda"), ("tensorrt",), ("onnxruntime", "tensorrt", "cuda")}
     assert {cell["spec"]["precision"] for cell in planned["cells"]} == {"fp32", "fp16", "int8"}

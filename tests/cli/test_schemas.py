@@ -14,6 +14,7 @@ import jsonschema
 import numpy as np
 import pytest
 
+from documents import document
 from onnx_models import FLOAT, node, save
 from programs import load_program
 from trt_engine.cli.main import run
@@ -77,10 +78,7 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         got = run([*args, "--json"])
         out, err = capsys.readouterr()
         assert code is None or got == code, err
-        told = json.loads(out)
-        name = told["schema"].removeprefix("trt-engine/")
-        validator = jsonschema.Draft202012Validator(json.loads((FOLDER / f"{name}.json").read_text()))
-        validator.validate(told)
+        told = document(out)
         assert told["command"] == " ".join(["trt-engine", *args, "--json"])
         return told
 

@@ -2,46 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import jsonschema
 import numpy as np
 import onnx
 import pytest
 from onnx import numpy_helper
 
 import onnx_models as models
+from documents import document
 from trt_engine.backends.fake.build import MAGIC
-from trt_engine.cli import main
 from trt_engine.engine import Engine, payload_files
 from trt_engine.records.passport import NOT_VALIDATED
 
 Run = Callable[..., tuple[int, str, str]]
-SCHEMAS = Path(__file__).parents[2] / "docs" / "schemas"
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Exit code, stdout and stderr of a command line, in a folder with `net.onnx`."""
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: Run) -> Run:
+    """A command line in a folder with `net.onnx`."""
     monkeypatch.chdir(tmp_path)
     models.conv_net(Path("net.onnx"))
-
-    def typed(*words: str) -> tuple[int, str, str]:
-        return main.run(list(words)), *capsys.readouterr()
-
-    return typed
-
-
-def document(out: str, name: str) -> dict[str, Any]:
-    told: dict[str, Any] = json.loads(out)
-    assert told["schema"] == f"trt-engine/{name}"
-    jsonschema.Draft202012Validator(json.loads((SCHEMAS / f"{name}.json").read_text())).validate(told)
-    return told
+    return call
 
 
 BUILD = ("build", "net.onnx", "--backend", "fake", "--batch", "1:2:4")
@@ -72,7 +57,7 @@ def test_a_measurement_says_it_in_text_and_in_its_document(run: Run):
     short = ("bench", "net.fake", "--iterations", "1", "--duration", "0", "--warmup", "0")
     _, out, _ = run(*short)
     assert f"validation: {NOT_VALIDATED}" in out
-    assert document(run("inspect", "net.fake", "--json")[1], "inspect")["passport"]["validation"]["state"] == "deferred"
+    assert document(run("inspect", "net.fake", "--json")[1])["passport"]["validation"]["state"] == "deferred"
 
 
 def test_an_engine_that_fails_has_its_document_its_error_and_its_exit_code(run: Run):
@@ -84,7 +69,7 @@ def test_an_engine_that_fails_has_its_document_its_error_and_its_exit_code(run: 
     engine.path.write_bytes(MAGIC + proto.SerializeToString())
     Engine.seal(engine.path, replace(engine.passport, payload=payload_files(engine.path)))
     code, out, err = run("validate", "net.fake", "--json")
-    told = document(out, "validate")
+    told = document(out)
     assert code == 7 and told["state"] == "failed" and "`scores`" in told["failure"]
     assert "error: output `scores` of the engine differs" in err and "hint: " in err
     code, out, err = run("infer", "net.fake", "--random")
@@ -103,7 +88,7 @@ def test_one_command_makes_a_file_for_each_gpu(run: Run):
         assert engine.passport.requirements.compute_capabilities == (target,) and engine.verify_reference()
         assert engine.passport.build.command.endswith(f"--gpus {target} -o fleet/net.{label}.engine.fake")
     code, out, _ = run(*BUILD, "--each-gpu", "sm89", "-o", "one.fake", "--json")
-    told = document(out, "build")
+    told = document(out)
     assert code == 0 and told["targets"][0]["gpu"] == "8.9" and told["built"] == 1 and told["failed"] == 0
     assert told["artifacts"]["sm89_engine"] == "one.sm89.fake" and told["targets"][0]["report"]["cached"] is True
 
@@ -111,5 +96,5 @@ def test_one_command_makes_a_file_for_each_gpu(run: Run):
 def test_a_dry_run_of_several_writes_nothing(run: Run, tmp_path: Path):
     before = sorted(tmp_path.rglob("*"))
     code, out, _ = run(*BUILD, "--each-gpu", "sm89,sm120", "-o", "fleet/", "--dry-run", "--json")
-    assert code == 0 and document(out, "build")["dry_run"] is True and sorted(tmp_path.rglob("*")) == before
+    assert code == 0 and document(out)["dry_run"] is True and sorted(tmp_path.rglob("*")) == before
     assert "would:     make 2 engines" in run(*BUILD, "--each-gpu", "sm89,sm120", "-o", "fleet/", "--dry-run")[1]

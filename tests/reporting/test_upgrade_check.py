@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import subprocess
@@ -11,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from sample_matrix import done, evaluated, profile, spec, write
 from sample_runs import CPU, record
 
 import trt_engine as te
+from documents import document
 from onnx_models import conv_net
 from trt_engine.cli.main import run
 from trt_engine.errors import AccuracyError, EngineError, PrecisionError, SpeedError, UnstableError, UsageError
@@ -25,7 +24,6 @@ from trt_engine.records.parity import OutputError, Parity
 from trt_engine.records.sweep import CellResult
 
 CLASSIFIER = Path(__file__).resolve().parents[2] / "examples" / "classifiers" / "resnet.onnx"
-SCHEMA = Path(__file__).resolve().parents[2] / "docs" / "schemas" / "upgrade-check.json"
 OLD = replace(CPU, libraries={"onnxruntime": "1.24.4", "numpy": "2.3.1"})
 NEW = replace(CPU, libraries={"onnxruntime": "1.31.1", "numpy": "2.3.1"})
 FP32, INT8 = (spec("digits", precision, "onnxruntime", 8) for precision in ("fp32", "int8"))
@@ -64,8 +62,7 @@ def test_nothing_worse_is_an_upgrade(old: Path, tmp_path: Path, capsys: pytest.C
     assert run(["upgrade-check", str(old), str(new), "-o", str(tmp_path / "page")]) == 0
     text = capsys.readouterr().out
     assert text.startswith("Upgrade: every gate passed.") and "1.24.4" in text and "1.31.1" in text
-    found = json.loads((tmp_path / "page" / "upgrade.json").read_text())
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    found = document((tmp_path / "page" / "upgrade.json").read_text())
     assert found["versions"] == {"onnxruntime": ["1.24.4", "1.31.1"]}
     speed = found["items"][0]["comparison"]["speed"][0]
     assert speed["slower_pct"]["high"] < -5 and speed["verdict"] == "faster"
@@ -91,8 +88,7 @@ def test_each_gate_fails_with_its_own_exit_code(
     rules = [gate] if "slower" in gate else []
     assert run(["upgrade-check", str(old), str(new), "--json", *(f"--fail-if={rule}" for rule in rules)]) == code
     out, err = capsys.readouterr()
-    found = json.loads(out)
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    found = document(out)
     assert [item["rule"] for item in found["gates"] if item["failed"]] == [gate]
     assert found["verdict"] == "do not upgrade" and found["exit_code"] == code
     assert "`digits-int8-onnxruntime-b8`" in err and "do not upgrade" in err
