@@ -76,7 +76,7 @@ def _is_options(words: list[str]) -> bool:
 
 def _arguments(words: list[str], spell: Callable[[str, object], str]) -> list[str]:
     """The words of a command line as arguments: paths and names first."""
-    known = option_table()
+    known = _options_of(tuple(_config_classes(Config)))  # option -> its setting, and the value of a flag
     positional, named = list[str](), dict[str, object]()
     rest = iter(words)
     for word in rest:
@@ -111,11 +111,6 @@ def _argument_name(option: str, known: dict[str, tuple[Setting, bool | None]]) -
         item, value = known[option]
         return item.name, value
     return option[2:].replace("-", "_"), True if option in _FUNCTION_FLAGS else None
-
-
-def option_table() -> dict[str, tuple[Setting, bool | None]]:
-    """Every option of the settings known here: option -> its setting, and the value of a flag."""
-    return _options_of(tuple(_config_classes(Config)))
 
 
 @functools.lru_cache(maxsize=1)
