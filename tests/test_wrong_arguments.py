@@ -76,6 +76,8 @@ TAKERS: dict[str, Callable[[Path, Path, Any], object]] = {
     "bench": lambda engine, _, x: te.bench(engine, inputs=x, duration_s=0.01, warmup_s=0),
     "build": lambda engine, model, x: te.build(model, inputs=x, out=engine.with_name("b.engine.onnx"), overwrite=True),
     "cast": lambda _, model, x: te.cast(model, "fp16", inputs=x, dry_run=True),
+    "loadtest": lambda engine, _, x: te.loadtest(engine, inputs=x, duration_s=0.05, concurrency=1),
+    "calibration": lambda _, model, x: te.build(model, calib_data=x, precision="int8"),
 }
 
 
@@ -97,6 +99,16 @@ def test_a_path_is_taken_where_text_names_data(tmp_path: Path) -> None:
     data = write_outputs(tmp_path / "data.npy", {"images": x})
     engine = te.build(model, batch=(1, 2, 2), precision="int8", calib_data=data, out=tmp_path / "net.engine.onnx")
     assert engine.passport.build.notes["calibrated_with"] == str(data)
+    with pytest.raises(UsageError, match=r"PosixPath`, expected text\nhint: `str\(calib_data\)`"):
+        te.BuildConfig(calib_data=data)  # type: ignore[arg-type]
+
+
+def test_the_command_of_a_build_names_no_folder_that_ended_with_the_call(tmp_path: Path) -> None:
+    model, x = models.conv_net(tmp_path / "net.onnx"), np.ones((2, 3, 8, 8), np.float32)
+    engine = te.build(model.read_bytes(), batch=(1, 2, 2), precision="int8", calib_data=x, inputs={"images": x})
+    made = engine.passport.build
+    assert "--calib-data calib_data.npy" in made.command and "--inputs inputs.npz" in made.command
+    assert made.command.startswith("trt-engine build model.onnx ") and made.notes["calibrated_with"] == "calib_data.npy"
 
 
 def test_known_ranges_keep_nodes_of_a_cast(tmp_path: Path) -> None:

@@ -94,14 +94,14 @@ def check_call(label: str, shown: inspect.Signature, args: tuple[Any, ...], kwar
         if kinds and not any(_is_of(value, kind) for kind in kinds):
             config = next((kind for kind in kinds if kind.endswith("Config")), None)
             hint = f"a `{config}`, or its settings by name" if config else f"`help({label})` lists the arguments"
-            hint = _HINTS.get(name, hint)
+            hint = f"`str({name})`" if isinstance(value, os.PathLike) and "str" in kinds else _HINTS.get(name, hint)
             expected = " or ".join(_EXPECTED.get(kind, f"a `{kind}`") for kind in kinds if kind != "None")
             raise UsageError(f"`{name}` is {found_instead(value)}, expected {expected}", hint=hint)
 
 
 _HINTS = {
     "device": 'as `device="cuda:0"`',
-    "calib_data": "a path of such data; `te.quantize` also takes arrays",
+    "calib_data": "a path of such data; functions like `te.build` and `te.quantize` take arrays",
     "inputs": 'put them in one file by name: `numpy.savez("inputs.npz", name=array)`',
 }
 _TYPES: dict[str, Any] = {
@@ -146,9 +146,12 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
     settings = _typed_settings().get(str(last.annotation).removeprefix("Unpack[").removesuffix("]"))
     if last.kind is not last.VAR_KEYWORD or settings is None:
         return signature.replace(parameters=[*named, last]), text
-    if "inputs" in settings and any(_ANY_MODEL in str(item.annotation) for item in named):
-        annotation, help = settings["inputs"]  # of a module they are the examples that it is converted with
-        settings = settings | {"inputs": (f"{annotation} | ExampleInputs", help)}
+    for name in (
+        {"inputs", "calib_data"} & settings.keys() if hasattr(function, "__wrapped__") else ()
+    ):  # by `takes_model`
+        annotation, help = settings[name]
+        if annotation != "Any":
+            settings = settings | {name: (f"{annotation} | {'ExampleInputs' if name == 'inputs' else 'Arrays'}", help)}
     kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
     configs = [getattr(sys.modules[function.__module__], kind) for kind in kinds]
     known = {item.name: item for config in configs for item in dataclasses.fields(config)}

@@ -29,6 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 AnyModel: TypeAlias = "os.PathLike[str] | str | bytes | BinaryIO | onnx.ModelProto | TorchModel"
 """What a verb takes for a model: its file, the report of the verb that wrote it, or the model in memory."""
 
+TAKES_ARRAYS = {"inputs": ("convert", "infer"), "calib_data": ("calibrate", "cast", "quantize", "ranges")}
+"""The functions that work on the arrays of a setting; others get their file."""
+_PREFIX = "trt-engine-call-"
 _LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's limit
 
 
@@ -37,8 +40,8 @@ def takes_model(*names: str) -> Callable[[F], F]:
 
     The arguments of these names may be in memory: `onnx.ModelProto`, the file's bytes, a file that is open in binary mode,
     a module or exported program of PyTorch with its examples (`inputs=`, or `shapes=`). They are written to a temporary
-    folder for the call, and so are arrays given as the setting `inputs`. `UsageError` for what is not a model, `FeedError`
-    for inputs that are not arrays.
+    folder for the call, and so are arrays given as the settings `inputs` and `calib_data`. `UsageError` for what is not a
+    model, `FeedError` for inputs that are not arrays.
     """
 
     def decorate(function: F) -> F:
@@ -57,8 +60,9 @@ def takes_model(*names: str) -> Callable[[F], F]:
                         given[at] = files.path_of(value, name)
                 for name in settings.keys() & set(names):
                     settings[name] = files.path_of(settings[name], name)
-                if function.__name__ not in ("convert", "infer"):  # they take arrays themselves
-                    files.save_inputs()
+                for name in ("inputs", "calib_data"):
+                    if function.__name__ not in TAKES_ARRAYS[name]:
+                        files.save_arrays(name)
                 return files.forget(function(*given, **settings))
 
         return call  # type: ignore[return-value]
@@ -78,13 +82,18 @@ def on_disk(model: Any) -> Any:
     return model
 
 
+def without_folder(text: str) -> str:
+    """The text with the names of a call's temporary files alone: their folder ends with the call."""
+    return re.sub(rf"{re.escape(str(Path(tempfile.gettempdir(), _PREFIX)))}[^/\\]*[/\\]", "", text)
+
+
 class _Files:
     """The files of one call."""
 
     def __init__(self, function: str, settings: dict[str, Any], stack: contextlib.ExitStack) -> None:
         self._function, self._settings, self._stack = function, settings, stack
         self._examples: Any = None
-        self._saved: Path | None = None
+        self._saved: list[str] = []
 
     def path_of(self, value: Any, name: str) -> Any:
         """The model as a path, an `Engine` or a `Model`; written now where it is in memory."""
@@ -112,26 +121,29 @@ class _Files:
         value.save(path) if kind == "keras" else _write_proto(value, path)
         return path
 
-    def save_inputs(self) -> None:
-        """Replace arrays by name, or one array, as `inputs` by their file."""
-        given = self._settings.get("inputs")
+    def save_arrays(self, setting: str) -> None:
+        """Replace arrays by name, or one array, as this setting by their file."""
+        given = self._settings.get(setting)
         if given is None or isinstance(given, str | os.PathLike):
             return
         from trt_engine.runtime.feeds import as_feed, write_outputs
 
-        by_name = given if isinstance(given, Mapping) else {"inputs": given}
+        by_name = given if isinstance(given, Mapping) else {setting: given}
         arrays = {str(name): as_feed(str(name), value, None) for name, value in by_name.items()}
-        file = "inputs.npz" if by_name is given else "inputs.npy"
-        self._settings["inputs"] = self._saved = write_outputs(self._folder() / file, arrays)
+        file = write_outputs(self._folder() / f"{setting}{'.npz' if by_name is given else '.npy'}", arrays)
+        self._saved.append(f" --{setting.replace('_', '-')} {quoted(file)}")
+        self._settings[setting] = file
 
     def forget(self, report: Any) -> Any:
-        """The report without the inputs' file in its next command: the file ends with the call."""
-        if self._saved is None or not (command := getattr(report, "next_command", None)):
+        """The report without the arrays' files in its next command: they end with the call."""
+        if not self._saved or not (command := getattr(report, "next_command", None)):
             return report
-        return replace(report, next_command=command.replace(f" --inputs {quoted(self._saved)}", ""))
+        for words in self._saved:
+            command = command.replace(words, "")
+        return replace(report, next_command=command)
 
     def _folder(self) -> Path:
-        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="trt-engine-")))
+        return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
 
     def _converted(self, module: Any) -> Path:
         """The module as ONNX, converted with the examples that the call has."""

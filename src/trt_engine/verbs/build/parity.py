@@ -44,6 +44,7 @@ from trt_engine.runtime.feeds import at_shapes, set_values
 from trt_engine.tensors import Choice, Signature, Tensors, format_shape
 from trt_engine.verbs.build.precision import PreparedModel
 from trt_engine.verbs.calibration_images import images_as_inputs
+from trt_engine.verbs.given_model import without_folder
 from trt_engine.verbs.load import load
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ def _parity_feeds(engine: Engine, plan: BuildPlan, prepared: PreparedModel) -> P
             batch = next(iter(open_samples(data, model.signature, batch=rows, limit=rows, model=model)), None)
             if batch is not None:
                 profile.check(batch.feeds)
-                return ParityFeeds(batch.feeds, f"{batch.rows} rows of {config.calib_data}", given=True)
+                return ParityFeeds(batch.feeds, f"{batch.rows} rows of {without_folder(config.calib_data)}", given=True)
         except errors.TrtEngineError as error:
             log.info("parity is measured on random inputs, not on the calibration data: %s", error.message)
     graph = engine.path if backend_spec.payload_suffix == ".onnx" else None

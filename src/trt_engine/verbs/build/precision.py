@@ -29,6 +29,7 @@ from trt_engine.precision.precision_check import PrecisionCheck, check_engine, c
 from trt_engine.protocols import BuildOutcome
 from trt_engine.records.passport import NOT_FUSED, QUANT_TARGET
 from trt_engine.tensors import Shape
+from trt_engine.verbs.given_model import without_folder
 from trt_engine.vision.spec import check_data_exists, read_json
 
 if TYPE_CHECKING:
@@ -210,7 +211,8 @@ def _quantize_model(model: Model, to: str, config: BuildConfig, out: Path, targe
     whom = f" for {quant_target(target).title}" if target is not None else ""
     step = f"quantised to {to}{whom}: {len(report.quantized)} nodes, {len(report.unquantized)} left as they were"
     log.info("the graph is not %s: %s", to, step)
-    notes = {"prepared": step, "prepared_digest": made.digest, "calibrated_with": config.calib_data or "nothing"}
+    notes = {"prepared": step, "prepared_digest": made.digest}
+    notes["calibrated_with"] = without_folder(config.calib_data or "nothing")
     if pixels := (report.calibration or {}).get("preprocess"):
         notes["preprocess"] = json.dumps(pixels)
     if target is not None:

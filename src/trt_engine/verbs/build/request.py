@@ -30,6 +30,7 @@ from trt_engine.tensors import Shape, Signature
 from trt_engine.verbs.build.candidates import PlannedCandidate
 from trt_engine.verbs.build.parity import backend_options
 from trt_engine.verbs.build.precision import data_digest, preprocess_digest
+from trt_engine.verbs.given_model import without_folder
 
 _WIDE_RATIO = 256
 """A profile whose largest shape has this many times the elements of its smallest is wide."""
@@ -210,9 +211,8 @@ def _not_an_engine_error(path: Path) -> UsageError:
 
 def build_command(path: Path, config: BuildConfig, out: Path | None) -> str:
     """The command line that repeats a build, made from its settings."""
-    return shlex.join(
-        ["trt-engine", "build", str(path), *to_argv(config), *(["-o", str(out)] if out is not None else [])]
-    )
+    words = ["trt-engine", "build", str(path), *to_argv(config), *(["-o", str(out)] if out is not None else [])]
+    return shlex.join(map(without_folder, words))
 
 
 def profile_warnings(profiles: tuple[Profile, ...]) -> Iterator[str]:

@@ -40,6 +40,7 @@ from trt_engine.records.percentiles import summarize
 from trt_engine.reporting.report import REPORT_FILES, write_reports
 from trt_engine.run_folder import LOADTEST
 from trt_engine.verbs.bench.run import output_folder
+from trt_engine.verbs.given_model import takes_model
 from trt_engine.verbs.load import merge_run_settings
 from trt_engine.verbs.loadtest.config import LatencyBound, LoadtestConfig, parse_bound
 from trt_engine.verbs.loadtest.generator import (
@@ -69,6 +70,7 @@ log = logging.getLogger(__name__)
 
 
 @public_function
+@takes_model()
 def loadtest(
     target: Engine | Path | str,
     *,
