@@ -72,7 +72,7 @@ class CastRewriter:
         """Keep the nodes of a ranges report, with its reasons."""
         if ranges is None:
             return
-        reasons = ranges if isinstance(ranges, Mapping) else cast_rules.report_reasons(ranges)
+        reasons = ranges if isinstance(ranges, Mapping) else {item.node: item.reason for item in ranges.exclude}
         for op in self.ops:
             found = next((reasons[name] for name in (op.label, *op.node.output) if name in reasons), None)
             if found is not None:

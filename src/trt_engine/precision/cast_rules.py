@@ -144,11 +144,6 @@ def is_read_by(op: Op, kinds: Iterable[str], depth: int = 4) -> bool:
     )
 
 
-def report_reasons(report: Any) -> dict[str, str]:
-    """The reasons of a ranges report by node name."""
-    return {item.node: item.reason for item in report.exclude}
-
-
 def to_half(values: npt.NDArray[Any], to: str) -> npt.NDArray[Any]:
     """The values in FP16 or BF16 (`to`), in their shape; those beyond its range become infinite."""
     with np.errstate(over="ignore"):

@@ -18,7 +18,7 @@ from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.conversion.sources import IN_TORCH, model_kind
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
-from trt_engine.format import quoted
+from trt_engine.graph.external_data import write_draft
 from trt_engine.model import Model
 from trt_engine.plan_header import detect_plan
 
@@ -29,10 +29,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 AnyModel: TypeAlias = "os.PathLike[str] | str | bytes | BinaryIO | onnx.ModelProto | TorchModel"
 """What a verb takes for a model: its file, the report of the verb that wrote it, or the model in memory."""
 
-TAKES_ARRAYS = {"inputs": ("convert", "infer"), "calib_data": ("calibrate", "cast", "quantize", "ranges")}
-"""The functions that work on the arrays of a setting; others get their file."""
+_TAKE_ARRAYS = {"inputs": ("convert", "infer"), "calib_data": ("calibrate", "cast", "quantize", "ranges")}
 _PREFIX = "trt-engine-call-"
-_LARGEST_MESSAGE = (1 << 31) - 1  # protobuf's limit
+_FILE_OPTIONS = re.compile(rf" --(inputs|calib-data) ('[^']*|\S*){_PREFIX}\S+")
 
 
 def takes_model(*names: str) -> Callable[[F], F]:
@@ -60,8 +59,8 @@ def takes_model(*names: str) -> Callable[[F], F]:
                         given[at] = files.path_of(value, name)
                 for name in settings.keys() & set(names):
                     settings[name] = files.path_of(settings[name], name)
-                for name in ("inputs", "calib_data"):
-                    if function.__name__ not in TAKES_ARRAYS[name]:
+                for name, takers in _TAKE_ARRAYS.items():
+                    if function.__name__ not in takers:  # the others get their file
                         files.save_arrays(name)
                 return files.forget(function(*given, **settings))
 
@@ -93,7 +92,6 @@ class _Files:
     def __init__(self, function: str, settings: dict[str, Any], stack: contextlib.ExitStack) -> None:
         self._function, self._settings, self._stack = function, settings, stack
         self._examples: Any = None
-        self._saved: list[str] = []
 
     def path_of(self, value: Any, name: str) -> Any:
         """The model as a path, an `Engine` or a `Model`; written now where it is in memory."""
@@ -118,7 +116,10 @@ class _Files:
         if raw is not None:
             path.write_bytes(raw)
             return path.rename(path.with_suffix(".engine")) if detect_plan(path) else path
-        value.save(path) if kind == "keras" else _write_proto(value, path)
+        if kind == "keras":
+            value.save(path)
+        else:
+            write_draft(copy.deepcopy(value), path, path.parent, f"{path.name}.data", external=False)
         return path
 
     def save_arrays(self, setting: str) -> None:
@@ -130,17 +131,13 @@ class _Files:
 
         by_name = given if isinstance(given, Mapping) else {setting: given}
         arrays = {str(name): as_feed(str(name), value, None) for name, value in by_name.items()}
-        file = write_outputs(self._folder() / f"{setting}{'.npz' if by_name is given else '.npy'}", arrays)
-        self._saved.append(f" --{setting.replace('_', '-')} {quoted(file)}")
-        self._settings[setting] = file
+        file = f"{setting}{'.npz' if by_name is given else '.npy'}"
+        self._settings[setting] = write_outputs(self._folder() / file, arrays)
 
     def forget(self, report: Any) -> Any:
         """The report without the arrays' files in its next command: they end with the call."""
-        if not self._saved or not (command := getattr(report, "next_command", None)):
-            return report
-        for words in self._saved:
-            command = command.replace(words, "")
-        return replace(report, next_command=command)
+        command = getattr(report, "next_command", None) or ""
+        return replace(report, next_command=_FILE_OPTIONS.sub("", command)) if _PREFIX in command else report
 
     def _folder(self) -> Path:
         return Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix=_PREFIX)))
@@ -181,15 +178,6 @@ def _stem(value: Any) -> str:
     kind = model_kind(value)
     name = "model" if kind is None else value.graph.name if kind == "onnx" else type(value).__name__
     return re.sub(r"\W+", "_", name)[:60].strip("_") or "model"
-
-
-def _write_proto(proto: Any, path: Path) -> None:
-    if proto.ByteSize() < _LARGEST_MESSAGE:
-        path.write_bytes(proto.SerializeToString())
-        return
-    import onnx
-
-    onnx.save_model(copy.deepcopy(proto), path, save_as_external_data=True, location=f"{path.name}.data")
 
 
 def _convert_first(function: str, module: Any) -> UsageError:

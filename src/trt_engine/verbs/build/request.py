@@ -71,11 +71,6 @@ def read_given(path: Path | None, signature: Signature) -> GivenInputs:
     return GivenInputs(values, f"{path.name} ({file_digest(path)[:19]})")
 
 
-def inputs_with_shapes(config: BuildConfig) -> set[str]:
-    """The inputs whose shape the settings give."""
-    return {*config.shapes, *(name for profile in config.profiles for name in profile.ranges)}
-
-
 def find_open_batch(signature: Signature, config: BuildConfig) -> str | None:
     """The input whose batch is open while the settings give none: its engine takes batch 1 alone."""
     if config.batch is not None or config.profiles:

@@ -244,7 +244,9 @@ def plan(
     shapes = (
         asked.shapes
         | given.shapes(asked)
-        | declared_shapes(model, request.inputs_with_shapes(asked) | set(given.values))
+        | declared_shapes(
+            model, {*asked.shapes, *given.values, *(name for one in asked.profiles for name in one.ranges)}
+        )
     )
     profiles = replace(asked, shapes=shapes).resolve(model.signature)
     given.check(model.signature, profiles)
