@@ -184,9 +184,14 @@ _WRITE_ERRORS: dict[int, tuple[str, str]] = {
 }
 
 
-def ensure_folder(path: Path, *, by: str = "-o") -> Path:
-    """The folder, made with its parents if need be and tried for writing; `SetupError` if it cannot be."""
+def ensure_folder(path: Path, *, by: str = "-o", dry: bool = False) -> Path:
+    """The folder, made with its parents if need be (not if `dry`) and tried for writing; `SetupError` if it cannot be."""
     with os_errors(path, by=by):
+        if dry:
+            there = next(place for place in (path, *path.absolute().parents) if place.exists())
+            if not there.is_dir() or not os.access(there, os.W_OK):
+                raise OSError(errno.EACCES if there.is_dir() else errno.ENOTDIR, "")
+            return path
         _make_folder(path)
         with tempfile.TemporaryFile(dir=path):
             pass

@@ -182,6 +182,10 @@ REFUSALS = {
 }  # fmt: skip
 
 
+SEEN_BY_RUNNING = ("--strict", "-O nonsense=1", "--to fp16")
+"""In calls that a dry run lets through; a cast without a file is one."""
+
+
 def contents(place: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in place.rglob("*")}
 
@@ -192,6 +196,8 @@ def test_what_cannot_be_done_ends_with_its_code_and_a_hint_and_changes_nothing(
 ) -> None:
     monkeypatch.chdir(folder)
     before = contents(folder)
+    run([*shlex.split(call), "--help"])
+    takes_dry_run = "--dry-run" in capsys.readouterr().out
     for words, code, says in REFUSALS[call]:
         typed = shlex.split(f"{call} {words}")
         assert run(typed) == code, typed
@@ -199,3 +205,6 @@ def test_what_cannot_be_done_ends_with_its_code_and_a_hint_and_changes_nothing(
         assert says in err and "error: " in err and "hint: " in err and "Traceback" not in err, (typed, err)
         assert json.loads(out)["error"]["exit_code"] == code if "--json" in typed else not out, typed
         assert contents(folder) == before, typed
+        if takes_dry_run and not words.endswith(SEEN_BY_RUNNING):
+            assert run([*typed, "--dry-run"]) == code, typed
+            assert says in capsys.readouterr().err and contents(folder) == before, typed

@@ -56,7 +56,7 @@ def evaluate_runner(
 
     Raises `UsageError` when dataset, declaration and engine do not match. Classes missing from the dataset are ignored.
     """
-    _check_task(dataset, vision, baseline is not None)
+    check_task(dataset, vision, baseline is not None)
     low, high = batch_range(runner, vision)
     size = batch or min(max(low, _DEFAULT_BATCH), high)
     if size > high and (reason := runner.signature.row_dependence) is not None:
@@ -129,7 +129,8 @@ def _engine_batches(runner: InferenceEngine, vision: Vision) -> tuple[int, int]:
     return min(span.min[0] for span in spans), max(span.max[0] for span in spans)
 
 
-def _check_task(dataset: Dataset, vision: Vision, has_baseline: bool) -> None:
+def check_task(dataset: Dataset, vision: Vision, has_baseline: bool) -> None:
+    """Raise `UsageError` for a dataset whose labels are not of the declared task."""
     task = vision.postprocess.task
     if not dataset.labelled and not has_baseline:
         raise UsageError(

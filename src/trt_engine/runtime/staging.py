@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
 from typing import TypeAlias
 
 import numpy as np
@@ -151,7 +152,7 @@ class StagedArray:
             _copy(groups[0])
             send(0)
         else:
-            self._threads.run([_Copying(group) for group in groups], send)
+            self._threads.run([partial(_copy, group) for group in groups], send)
 
     def download(self, source: Buffer, stream: Stream) -> None:
         """Start to copy from the device; `read` gives the values once the stream is synchronized."""
@@ -178,24 +179,13 @@ class StagedArray:
             np.copyto(target, self.array)
             return
         copies = zip(self._events, _chunks(target, self.array), strict=True)
-        self._threads.run([_Copying([copy], event) for event, copy in copies], lambda number: None)
+        self._threads.run([partial(_copy, [copy], event) for event, copy in copies], lambda number: None)
 
 
-class _Copying:
+def _copy(copies: Sequence[Copy], event: Event | None = None) -> None:
     """Numpy copies, after an event."""
-
-    __slots__ = ("_copies", "_event")
-
-    def __init__(self, copies: Sequence[Copy], event: Event | None = None) -> None:
-        self._copies, self._event = copies, event
-
-    def __call__(self) -> None:
-        if self._event is not None:
-            self._event.synchronize()
-        _copy(self._copies)
-
-
-def _copy(copies: Sequence[Copy]) -> None:
+    if event is not None:
+        event.synchronize()
     for target, source in copies:
         np.copyto(target, source)
 

@@ -103,6 +103,7 @@ def _plan(
     path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig, named: set[str], out: Path | None
 ) -> DryRun:
     """`--dry-run`: what would be measured and written, with all checks before measuring."""
+    from trt_engine.atomic_io import ensure_folder
     from trt_engine.benchmark.measurement_protocols import resolve_protocol
     from trt_engine.engine import is_onnx_model
     from trt_engine.records.dry_run import DryRun
@@ -119,6 +120,8 @@ def _plan(
     else:
         device, shapes = planned_inputs(path, config, runtime, build, named)
     protocol = resolve_protocol(config, device)
+    if out is not None:
+        ensure_folder(out, dry=True)
     writes = [] if out is None else [str(out / RECORDS), str(out / LOG)]
     return DryRun(
         does=f"measure {path} on {device}, protocol {protocol.name}",

@@ -138,12 +138,13 @@ def open_or_build(
 
 
 def planned_inputs(
-    path: Path, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig, named: Container[str]
+    engine: Engine | Path | str, config: BenchConfig, runtime: RuntimeConfig, build: BuildConfig, named: Container[str]
 ) -> tuple[str, dict[str, Shape]]:
     """The device that an engine would be measured on and the shapes it would be fed, with all checks before measuring."""
-    engine = open_or_build(path, config, runtime, build, named)
-    feeds, _ = feeds_for(engine, config)
-    return runtime.device or engine.passport.device, {name: tuple(value.shape) for name, value in feeds.items()}
+    opened = open_or_build(engine, config, runtime, build, named)
+    check_loadable(opened, runtime)
+    feeds, _ = feeds_for(opened, config)
+    return runtime.device or opened.passport.device, {name: tuple(value.shape) for name, value in feeds.items()}
 
 
 def _require_precision(engine: Engine, requested: str, *, strict: bool) -> None:

@@ -42,7 +42,7 @@ def command(engines: tuple[Path, ...], dry_run: bool, **values: Any) -> None:
 
     typed, request = options.command_line(), parse_request(engines, own, config, runtime, build)
     if dry_run:
-        output.print_result(compare.plan(request))
+        output.print_result(compare.plan(request, named=named))
         return
     try:
         report = compare.run(request, named=named, command=typed)

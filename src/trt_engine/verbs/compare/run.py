@@ -43,7 +43,7 @@ from trt_engine.records.compare import CompareReport, CompareSide, Comparison
 from trt_engine.records.dry_run import DryRun
 from trt_engine.reporting.report import REPORT_FILES, write_reports
 from trt_engine.tensors import dtype
-from trt_engine.verbs.bench.run import open_or_build
+from trt_engine.verbs.bench.run import open_or_build, planned_inputs
 from trt_engine.verbs.candidates import (
     Candidate,
     OutputComparison,
@@ -163,7 +163,7 @@ def _read_base(request: CompareRequest) -> CompareSide | None:
     return None if request.options.baseline is None else read_baseline(request.options.baseline)
 
 
-def plan(request: CompareRequest) -> DryRun:
+def plan(request: CompareRequest, *, named: Container[str] = ()) -> DryRun:
     """The plan of `run`; raises its early errors. Writes and measures nothing."""
     _read_base(request)
     builds = []
@@ -172,8 +172,10 @@ def plan(request: CompareRequest) -> DryRun:
     else:
         builds = [str(item) for item in request.engines if is_onnx_model(item)]
         for item in request.engines:
-            if not isinstance(item, Engine):
-                (open_model if is_onnx_model(item) else Engine.open)(item)
+            if not isinstance(item, Engine) and is_onnx_model(item):
+                open_model(item)
+            else:
+                planned_inputs(item, request.config, request.runtime, request.build, named)
     base = request.options.baseline
     named = ", ".join([*([] if base is None else [str(base)]), *request.labels])
     return DryRun(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,10 +12,6 @@ from trt_engine.command_line import options
 from trt_engine.command_line.output import print_result
 from trt_engine.config.evaluate import EvaluateConfig
 from trt_engine.errors import UsageError
-
-if TYPE_CHECKING:
-    from trt_engine.records.dry_run import DryRun
-    from trt_engine.vision.spec import Vision
 
 _FILE = options.FILE
 
@@ -51,25 +47,8 @@ def command(path: Path, dataset: Path, dry_run: bool, **values: Any) -> None:
     if build.calib_data is not None:
         build = dataclasses.replace(build, preprocess=config.preprocess)
     if dry_run:
-        print_result(_plan(path, dataset, evaluate.resolve_spec(path, config.preprocess), config))
+        print_result(evaluate.plan(path, dataset, config))
         return
     report = evaluate.run(path, dataset, config, runtime, build, command=options.command_line())
     print_result(report)
     evaluate.gate(report)
-
-
-def _plan(path: Path, dataset: Path, vision: Vision, config: EvaluateConfig) -> DryRun:
-    """`--dry-run`: what would be built, read and written."""
-    from trt_engine.engine import is_onnx_model
-    from trt_engine.records.dry_run import DryRun
-    from trt_engine.verbs.evaluate.run import METRICS
-    from trt_engine.vision.datasets import open_dataset
-
-    listed, out = open_dataset(dataset), config.out
-    images = len(listed.subset(config.max_samples, config.seed).items)
-    return DryRun(
-        does=f"run {path} over {images} images of {listed.path} ({listed.kind})",
-        builds=(str(path),) if is_onnx_model(path) else (),
-        writes=tuple(str(item) for item in (out / METRICS if out else None, config.save_predictions) if item),
-        settings={"images": images, "vision": vision.as_dict()},
-    )

@@ -20,12 +20,13 @@ from trt_engine.device import parse_device
 from trt_engine.engine import Engine, is_onnx_model
 from trt_engine.environment import Environment
 from trt_engine.errors import AccuracyError, UsageError
-from trt_engine.evaluation.evaluate_runner import DatasetEvaluation, evaluate_runner
+from trt_engine.evaluation.evaluate_runner import DatasetEvaluation, check_task, evaluate_runner
 from trt_engine.format import join_names
 from trt_engine.graph.load import open_model
 from trt_engine.progress import ProgressOption
 from trt_engine.public_function import public_function
 from trt_engine.records.base import write_document
+from trt_engine.records.dry_run import DryRun
 from trt_engine.records.evaluate import MAIN_METRIC, EvaluateReport, SkippedImage
 from trt_engine.runtime.inference_engine import InferenceEngine
 from trt_engine.verbs.calibration_images import VisionSource
@@ -125,6 +126,23 @@ def run(
     return report
 
 
+def plan(engine: Path, dataset: Path, config: EvaluateConfig) -> DryRun:
+    """What `run` would build, read and write; raises its early errors."""
+    targets, vision = _output_files(config, dry=True), resolve_spec(engine, config.preprocess)
+    listed = _open_dataset(dataset, config)
+    check_task(listed, vision, config.baseline is not None)
+    sides = [side for side in (engine, config.baseline) if side is not None]
+    for side in sides:
+        (open_model if is_onnx_model(side) else Engine.open)(side)
+    images = len(listed.subset(config.max_samples, config.seed).items)
+    return DryRun(
+        does=f"run {engine} over {images} images of {listed.path} ({listed.kind})",
+        builds=tuple(str(side) for side in sides if is_onnx_model(side)),
+        writes=tuple(map(str, targets.values())),
+        settings={"images": images, "vision": vision.as_dict()},
+    )
+
+
 def resolve_spec(engine: Engine | Path | str, preprocess: VisionSource | None = None) -> Vision:
     """The pre- and post-processing given, or declared by the engine or model; `UsageError` with how to declare it."""
     if isinstance(preprocess, Vision):
@@ -167,14 +185,14 @@ def _open_dataset(path: Path | str, config: EvaluateConfig) -> Dataset:
     return listed
 
 
-def _output_files(config: EvaluateConfig) -> dict[str, Path]:
-    """Output files, checked to be writable before minutes are spent."""
+def _output_files(config: EvaluateConfig, *, dry: bool = False) -> dict[str, Path]:
+    """Output files, checked to be writable before minutes are spent; `dry` makes no folder."""
     places = {"metrics": config.out and config.out / METRICS, "predictions": config.save_predictions}
     targets = {name: path for name, path in places.items() if path is not None}
     for path in targets.values():
         if path.exists() and not config.overwrite:
             raise UsageError(f"`{path}` exists", hint="`--overwrite` overwrites it, or name another place")
-        ensure_folder(path.parent)
+        ensure_folder(path.parent, dry=dry)
     return targets
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from trt_engine.atomic_io import all_or_nothing, resolve_link
 from trt_engine.config.build import BuildConfig
 from trt_engine.config.evaluate import InferConfig
+from trt_engine.config.profiles import profile_at, select_profile
 from trt_engine.config.runtime import RuntimeConfig
 from trt_engine.config.settings import settings
 from trt_engine.engine import Engine, is_onnx_model
@@ -31,7 +32,7 @@ from trt_engine.records.dry_run import DryRun
 from trt_engine.records.infer import InferReport, OutputSummary
 from trt_engine.runtime.feeds import random_feeds, read_feeds, shapes_of, write_outputs
 from trt_engine.runtime.inference_engine import InferenceEngine
-from trt_engine.tensors import Signature, Tensors, suggest
+from trt_engine.tensors import Shape, Signature, Tensors, suggest
 from trt_engine.verbs.build.run import build_for_inputs
 from trt_engine.verbs.evaluate.run import resolve_spec
 from trt_engine.verbs.given_model import AnyModel, on_disk, takes_model
@@ -148,6 +149,12 @@ def plan(
         video = VideoJob(address, check_source(address, config.max_frames), vision, config)
         if video.sheet is not None:
             _check_out(video.sheet, config.overwrite, (video.sheet.suffix,))
+    if opened is not None and video is None:
+        profiles = opened.passport.profiles
+        if feeds is not None:
+            select_profile(profiles, lambda profile, number: profile.check(feeds, number))
+        else:
+            shapes_of(signature, profile_at(profiles, 0), batch=config.batch, overrides=config.shapes)
     return InferJob(path, opened, config, runtime, build, source, feeds, image, video, outputs)
 
 
@@ -160,8 +167,9 @@ def run(job: InferJob, *, command: str = "") -> InferReport:
         return _run_video(job, job.video, engine)
     with load(engine, config=job.runtime) as runner:
         if feeds is None:
-            profile = runner.profiles[0] if runner.profiles else None
-            shapes = shapes_of(runner.signature, profile, batch=request.batch, overrides=request.shapes)
+            shapes = shapes_of(
+                runner.signature, profile_at(runner.profiles, 0), batch=request.batch, overrides=request.shapes
+            )
             feeds = random_feeds(runner.signature, shapes, request.seed)
         outputs, samples_ms = _run_timed(runner, feeds, request.repeat)
         runtime_info = runner.runtime_info
@@ -170,24 +178,13 @@ def run(job: InferJob, *, command: str = "") -> InferReport:
         score = 0.25 if request.min_score is None else request.min_score
         result = job.image.decode(outputs, score, request.top or 5)
     outputs = {name: outputs[name] for name in job.outputs}
-    report = InferReport(
-        engine=str(engine.path),
-        backend=engine.passport.backend,
-        device=runtime_info["device"],
-        inputs=source.name
-        if source is not None
-        else "arrays"
-        if job.feeds is not None
-        else f"seeded random, seed {request.seed}",
-        shapes={name: tuple(int(size) for size in value.shape) for name, value in feeds.items()},
-        first_ms=samples_ms[0],
-        median_ms=median(samples_ms[1:]) if len(samples_ms) > 1 else None,
-        samples_ms=tuple(samples_ms),
+    random = f"seeded random, seed {request.seed}"
+    report = _make_report(
+        job, engine, runtime_info, samples_ms, {name: tuple(map(int, value.shape)) for name, value in feeds.items()},
+        inputs=source.name if source is not None else "arrays" if job.feeds is not None else random,
         outputs=tuple(_output_stats(name, value) for name, value in outputs.items()),
-        runtime_info=runtime_info,
-        artifacts=job.artifacts,
         **(result.fields if result is not None else {}),
-    )
+    )  # fmt: skip
     if request.out is not None and request.out.suffix == ".json":
         write_document(request.out, "infer", report, command=command)
     elif request.out is not None:
@@ -198,26 +195,33 @@ def run(job: InferJob, *, command: str = "") -> InferReport:
 
 
 def _run_video(job: InferJob, video: VideoJob, engine: Engine) -> InferReport:
-
     from trt_engine.verbs.infer.video import run_video
 
     with load(engine, config=job.runtime) as runner:
         summary, batches_ms = run_video(video, runner)
         spec = video.vision.input_spec(runner.signature)
-        return InferReport(
-            engine=str(engine.path),
-            backend=engine.passport.backend,
-            device=runner.runtime_info["device"],
-            inputs=summary.source.path,
-            shapes={spec.name: (1, *spec.shape[1:])},
-            first_ms=batches_ms[0],
-            median_ms=median(batches_ms[1:]) if len(batches_ms) > 1 else None,
-            samples_ms=batches_ms,
-            outputs=(),
-            runtime_info=runner.runtime_info,
-            artifacts=job.artifacts,
-            video=summary,
+        shapes, source = {spec.name: (1, *spec.shape[1:])}, summary.source.path
+        return _make_report(
+            job, engine, runner.runtime_info, batches_ms, shapes, inputs=source, outputs=(), video=summary
         )
+
+
+def _make_report(
+    job: InferJob, engine: Engine, runtime_info: dict[str, str], times_ms: Sequence[float], shapes: dict[str, Shape],
+    **more: Any,
+) -> InferReport:  # fmt: skip
+    return InferReport(
+        engine=str(engine.path),
+        backend=engine.passport.backend,
+        device=runtime_info["device"],
+        shapes=shapes,
+        first_ms=times_ms[0],
+        median_ms=median(times_ms[1:]) if len(times_ms) > 1 else None,
+        samples_ms=tuple(times_ms),
+        runtime_info=runtime_info,
+        artifacts=job.artifacts,
+        **more,
+    )
 
 
 def _check_request(request: InferConfig, inputs: object) -> None:

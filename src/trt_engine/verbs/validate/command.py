@@ -29,7 +29,7 @@ def command(engine: Path, dry_run: bool, **values: Any) -> None:
 
     config: RuntimeConfig = options.config_from(RuntimeConfig, values)
     if dry_run:
-        output.print_result(plan_validation(engine))
+        output.print_result(plan_validation(engine, config))
         return
     done = run_validation(engine, config)
     output.print_result(done.report)

@@ -48,7 +48,7 @@ from trt_engine.tensors import Tensors, format_shape
 from trt_engine.trt.gpu_targets import sm_label
 from trt_engine.trt.layers import dtype_shares
 from trt_engine.verbs.build.parity import require_accuracy, takes_numbers_alone
-from trt_engine.verbs.load import load, open_engine, runtime_config
+from trt_engine.verbs.load import check_loadable, load, open_engine, runtime_config
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import LoadSettings
@@ -122,9 +122,10 @@ def run_validation(engine: Engine | Path | str, config: RuntimeConfig) -> Valida
     return ValidationResult(report, errors[0] if errors else None)
 
 
-def plan_validation(engine: Engine | Path | str) -> ValidateReport:
+def plan_validation(engine: Engine | Path | str, config: RuntimeConfig) -> ValidateReport:
     """The planned check: engine and reference are verified, nothing is loaded."""
     opened, validation, _ = _open_engine(engine)
+    check_loadable(Engine(opened.path, replace(opened.passport, validation=None)), config)
     return replace(_make_report(opened, validation, 0.0), dry_run=True)
 
 
