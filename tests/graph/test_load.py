@@ -14,6 +14,7 @@ from trt_engine.errors import ModelError
 from trt_engine.graph import load
 from trt_engine.graph.inspect import inspect_model
 from trt_engine.graph.operators import onnxruntime_version_gap
+from trt_engine.graph.opset import raise_opset
 from trt_engine.graph.walk import index_of
 
 from . import models
@@ -128,10 +129,17 @@ def test_an_unknown_element_type_is_refused(tmp_path: Path) -> None:
     assert "element type 99" in refused(models.save(proto, tmp_path)).message
 
 
-def test_an_output_without_a_shape_gets_the_inferred_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("scalar", [False, True])
+def test_an_output_without_a_shape_or_with_that_of_a_scalar_gets_the_inferred_one(tmp_path: Path, scalar: bool) -> None:
     proto = models.detector()
-    proto.graph.output[0].type.tensor_type.ClearField("shape")
+    declared = proto.graph.output[0].type.tensor_type
+    declared.ClearField("shape")
+    if scalar:
+        declared.shape.SetInParent()
     assert load.open_model(models.save(proto, tmp_path)).signature.outputs[0].shape == (-1, 10)
+    proto.opset_import[0].version = 11
+    raise_opset(proto, 17)
+    assert not scalar or len(proto.graph.output[0].type.tensor_type.shape.dim) == 2
 
 
 # ------------------------------------------------------------------------------------------------ external data

@@ -254,8 +254,8 @@ def engine_configs(values: dict[str, Any]) -> tuple[RuntimeConfig, BuildConfig, 
     }
     runtime: RuntimeConfig = config_from(RuntimeConfig, values)
     build: BuildConfig = config_from(BuildConfig, of_both)
-    if build.calib_data is not None:
+    if build.calib_data is not None or build.accuracy_data is not None:
         from trt_engine.vision.spec import check_data_exists
 
-        check_data_exists(build.calib_data, build.preprocess)  # here, so that every `--dry-run` checks it too
+        check_data_exists(build)  # here, so that every `--dry-run` checks it too
     return runtime, build, named

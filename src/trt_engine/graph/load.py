@@ -427,9 +427,7 @@ def _read_signature(graph: GraphIndex, traced: Trace) -> Signature:
     main = graph.graphs[0]
     stored = {item.name for item in main.initializer} | {item.values.name for item in main.sparse_initializer}
     inputs = [item for item in main.input if item.name not in stored]
-    outputs = list(main.output)
-    if any(not _has_rank(item) for item in outputs):
-        outputs = _infer_outputs(graph.proto, outputs, traced)
+    outputs = _infer_outputs(graph.proto, list(main.output), traced)
     if not outputs:
         raise InvalidModel("has no outputs", hint="export the model again")
     decided = input_roles(graph)
@@ -445,15 +443,22 @@ def _read_signature(graph: GraphIndex, traced: Trace) -> Signature:
 
 def _has_rank(value: ValueInfoProto) -> bool:
     kind = value.type.WhichOneof("value")
-    return kind not in (None, "tensor_type") or value.type.tensor_type.HasField("shape")
+    return kind not in (None, "tensor_type") or len(value.type.tensor_type.shape.dim) > 0
 
 
 def _infer_outputs(proto: ModelProto, outputs: list[ValueInfoProto], traced: Trace) -> list[ValueInfoProto]:
     """The outputs, with types and shapes from ONNX's shape inference where none are declared."""
+    unknown = [item for item in outputs if not _has_rank(item)]
+    scalars = [item.type.tensor_type for item in unknown if item.type.tensor_type.HasField("shape")]
+    for tensor in scalars:
+        tensor.ClearField("shape")
     try:
-        found = {item.name: item for item in infer_shapes(proto, traced).graph.output}
+        found = {item.name: item for item in infer_shapes(proto, traced).graph.output} if unknown else {}
     except (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, RuntimeError, ValueError, TypeError):
         return outputs
+    finally:
+        for tensor in scalars:
+            tensor.shape.SetInParent()
     return [found.get(item.name, item) for item in outputs]
 
 

@@ -6,6 +6,7 @@ Runs no shape inference and reads no weights, so external data stays untouched. 
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -64,8 +65,15 @@ def _raise_old_model(proto: ModelProto, have: int) -> None:
         drop_initializer_inputs(work)
         for graph in walk.graphs(work):
             _forget_negative_sizes(graph)
+        kinds = [item.type.tensor_type for item in work.graph.output]
+        scalars = [kind.HasField("shape") and not kind.shape.dim for kind in kinds]  # or of a rank the exporter lacked
+        for kind in itertools.compress(kinds, scalars):
+            kind.ClearField("shape")
         done = convert_with_library(work, MIN_OPSET)
-        onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True)
+        found = onnx.shape_inference.infer_shapes(done, check_type=True, strict_mode=True).graph.output
+        for item, known in itertools.compress(zip(done.graph.output, found, strict=True), scalars):
+            item.CopyFrom(known)
+            item.type.tensor_type.shape.SetInParent()  # which the checker wants
     except Exception as error:  # C++ exceptions of the converter and of the inference
         reason = error.message if isinstance(error, ModelError) else library_reason(error)
         raise ModelError(

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeGuard
 import msgspec
 
 from trt_engine.atomic_io import copy_atomic, decode_json, read_bounded, write_atomic
+from trt_engine.config.build import BuildConfig
 from trt_engine.config.precision import PREPROCESS_PRESETS, is_preset
 from trt_engine.engine import Engine, engine_path
 from trt_engine.errors import FeedError, ModelError, TrtEngineError, UsageError
@@ -599,9 +600,10 @@ def _literal(text: str) -> Any:
         return None
 
 
-def check_data_exists(calib_data: str | None, preprocess: str | None = None) -> None:
-    """`FeedError` for calibration data that is not there, `UsageError` for a file of pre-processing that is not."""
-    if calib_data is not None and calib_data != "random" and not Path(calib_data).exists():
-        raise FeedError(f"no such file or folder `{calib_data}`", hint="check the path of the data (`--calib-data`)")
-    if preprocess is not None and not is_preset(preprocess):
-        read_json(Path(preprocess))
+def check_data_exists(config: BuildConfig) -> None:
+    """`FeedError` for data of a build that is not there, `UsageError` for a file of pre-processing that is not."""
+    for flag, data in (("--calib-data", config.calib_data), ("--accuracy-data", config.accuracy_data)):
+        if data is not None and data != "random" and not Path(data).exists():
+            raise FeedError(f"no such file or folder `{data}`", hint=f"check the path of the data (`{flag}`)")
+    if config.preprocess is not None and not is_preset(config.preprocess):
+        read_json(Path(config.preprocess))

@@ -129,7 +129,7 @@ def open_or_build(
             f"`{opened.path}` was built by the backend `{opened.passport.backend}`, not `{build.backend}`",
             hint="leave `--backend` out, or give the model to build it again",
         )
-    check_data_exists(build.calib_data, build.preprocess)
+    check_data_exists(build)
     if build.calib_data is not None:
         logger.warning("an engine is built already: `--calib-data %s` is not used", build.calib_data)
     if build.precision is not None:

@@ -110,7 +110,7 @@ def preprocess_digest(preprocess: str | None) -> str | None:
 def calibration_warnings(model: Model, config: BuildConfig) -> str | None:
     """Warnings for calibration data that this build does not use; `FeedError` for data that is not there."""
     data, asked = config.calib_data, config.precision
-    check_data_exists(data, config.preprocess)
+    check_data_exists(config)
     if data is None:
         return f"`--preprocess {config.preprocess}` is not used without `--calib-data`" if config.preprocess else None
     unused = f"`--calib-data {data}` is not used"
