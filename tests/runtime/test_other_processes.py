@@ -128,7 +128,7 @@ def test_a_server_is_refused_in_a_forked_child(engine_of_cpu: te.Engine) -> None
 
 def test_whatever_keeps_threads_refuses_them_in_a_forked_child() -> None:
     """Found by reading the sources: a class that keeps a thread or a pool of threads is bound to its process."""
-    parts = {"UtilizationMonitor", "CopyThreads"}  # of Replicas and ContextPool, which are
+    parts = {"UtilizationMonitor", "CopyThreads", "GrpcServer"}  # of Replicas, ContextPool and Server, which are
     parts |= {"CropStage", "FramePipeline", "VideoStream"}  # of one call that plays clips
     keeps: set[str] = set()
     bound = {"InferenceEngine"}
