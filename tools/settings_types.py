@@ -160,7 +160,7 @@ HOMES = {
     "Engine": "trt_engine.engine", "RangesReport": "trt_engine.records.precision",
     "CalibrationResult": "trt_engine.precision.calibration", "Calibrator": "trt_engine.precision.calibrators",
     "PreprocessFunction": "trt_engine.precision.samples", "VisionSource": "trt_engine.verbs.calibration_images",
-    "ProfilerName": "trt_engine.config.bench",
+    "ProfilerName": "trt_engine.config.bench", "Tensors": "trt_engine.tensors",
 }  # fmt: skip
 """The module of each name in the annotations, besides the classes of the settings."""
 
@@ -191,6 +191,7 @@ def annotation(owner: type, item: dataclasses.Field[Any]) -> str:
     elif setting.parse is not None:
         taken = taken_by(setting.parse)
         taken = f"{taken} | Sequence[{taken}]" if setting.multiple else taken
+        taken += " | Tensors" if item.name in ("inputs", "calib_data") else ""  # of those that take a model
     elif setting.multiple:
         taken = "Mapping[str, object] | Iterable[str]"  # `-O`
     else:

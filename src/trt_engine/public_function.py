@@ -146,12 +146,10 @@ def _with_settings(function: Callable[..., Any], signature: inspect.Signature) -
     settings = _typed_settings().get(str(last.annotation).removeprefix("Unpack[").removesuffix("]"))
     if last.kind is not last.VAR_KEYWORD or settings is None:
         return signature.replace(parameters=[*named, last]), text
-    for name in (
-        {"inputs", "calib_data"} & settings.keys() if hasattr(function, "__wrapped__") else ()
-    ):  # by `takes_model`
+    more = {"inputs": " | ExampleInputs", "calib_data": " | Arrays"} if hasattr(function, "__wrapped__") else {}
+    for name in {"inputs", "calib_data"} & settings.keys():  # `takes_model` wraps those that take arrays
         annotation, help = settings[name]
-        if annotation != "Any":
-            settings = settings | {name: (f"{annotation} | {'ExampleInputs' if name == 'inputs' else 'Arrays'}", help)}
+        settings = settings | {name: (annotation.replace(" | Tensors", more.get(name, "")), help)}
     kinds = [part for item in named for part in str(item.annotation).split(" | ") if part.endswith("Config")]
     configs = [getattr(sys.modules[function.__module__], kind) for kind in kinds]
     known = {item.name: item for config in configs for item in dataclasses.fields(config)}

@@ -12,6 +12,7 @@ from trt_engine.precision.calibration import CalibrationResult
 from trt_engine.precision.calibrators import Calibrator
 from trt_engine.precision.samples import PreprocessFunction
 from trt_engine.records.precision import RangesReport
+from trt_engine.tensors import Tensors
 from trt_engine.verbs.calibration_images import VisionSource
 from trt_engine.verbs.loadtest.config import LatencyBound
 
@@ -70,7 +71,7 @@ class EngineBuildSettings(TypedDict, total=False):
     """The backend that builds."""
     precision: Literal["fp32", "tf32", "fp16", "bf16", "int8", "fp8", "int4", "nvfp4", "mxfp8"] | None
     """What the engine must compute in [default: as the graph is]."""
-    calib_data: Path | str | None
+    calib_data: Path | str | Tensors | None
     """Calibration data where `precision` requires quantising the graph: a folder, .npz."""
     workspace_mib: str | int
     """Scratch memory the builder may use, as 32GiB (not for onnxruntime)."""
@@ -126,7 +127,7 @@ class BuildSettings(ComponentSettings, total=False):
 
     profiles: str | Profile | Mapping[str, Any] | Sequence[str | Profile | Mapping[str, Any]]
     """Min,opt,max shapes, as images:1x3x640x640,8x3x640x640,64x3x640x640."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs that parity and calibration use, a .npz by name or a .npy of one; the engine takes their
     shapes unless others are given [default: seeded random]."""
 
@@ -236,7 +237,7 @@ class BenchSettings(EngineSettings, total=False):
     """Pause after each query."""
     percentiles: str | Sequence[float]
     """Percentiles to print."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs, a .npz by name or a .npy of one [default: seeded random]."""
     seed: int
     """Seed of the random inputs."""
@@ -320,7 +321,7 @@ class EvaluateSettings(EngineSettings, total=False):
     """Overwrite existing files."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Sizes of dynamic dimensions, as images:1x3x640x640."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs that parity and calibration use, a .npz by name or a .npy of one; the engine takes their
     shapes unless others are given [default: seeded random]."""
 
@@ -456,7 +457,7 @@ class LoadtestSettings(EngineSettings, total=False):
     """Rows in one request [default: 1, or the profile's optimum]."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of the inputs, as images:8x3x640x640."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs, a .npz by name or a .npy of one [default: seeded random]."""
     seed: int
     """Seed of the random inputs and arrivals."""
@@ -605,7 +606,7 @@ class ExclusionSettings(TypedDict, total=False):
     """Image pre-processing, instead of the declared one."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of random inputs, as input_ids:8x128."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs that the data has not, for every sample, a .npz by name or a .npy of one."""
     exclude_nodes: str | Sequence[str]
     """Leave this node, or PyTorch module (`layer4.1`), as it is."""
@@ -690,7 +691,7 @@ class RangesSettings(TypedDict, total=False):
     """Image pre-processing, instead of the declared one."""
     shapes: str | Mapping[str, Sequence[int]] | None
     """Shapes of random inputs, as input_ids:8x128."""
-    inputs: Path | str | None
+    inputs: Path | str | Tensors | None
     """Values of inputs that the data has not, for every sample, a .npz by name or a .npy of one."""
     batch: int
     """Rows per run."""
