@@ -1,15 +1,25 @@
-"""Commands that install an extra, for where this package came from: a folder, a wheel, a repository or an index."""
+"""Commands that install, for where this package came from (a folder, a wheel, an index) and what installed it."""
 
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 _EXTRA = re.compile(r"(?<![\w-])trt-engine(?=(\[[\w,]+\]))")
 
+_INSTALLERS = {
+    "pipx_metadata.json": "pipx runpip trt-engine install",
+    "uv-receipt.toml": f"uv pip install -p {sys.prefix}",
+}
+
 
 def installable(text: str) -> str:
-    """The text with what pip can install in place of `trt-engine[extra]` (PEP 610): as it is for a package of an index."""
+    """The text with what pip can install in place of `trt-engine[extra]` (PEP 610), by pipx or uv where these made the
+    environment: as it is for a package of an index."""
+    for file, command in _INSTALLERS.items() if "pip install" in text else ():
+        if Path(sys.prefix, file).is_file():
+            text = text.replace("pip install", command)
     if not _EXTRA.search(text):
         return text
     place, from_repository = _origin()

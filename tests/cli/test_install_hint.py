@@ -151,3 +151,10 @@ def test_an_option_that_the_verb_lacks_is_found_in_a_hint() -> None:
     assert unknown_options("add `--shapes x:1x3`, or `--json`", "trt-engine docs x") == ["--shapes"]
     assert unknown_options("`trt-engine quantize --shapes x:1x3 --picture`", "trt-engine docs x") == ["--picture"]
     assert unknown_options("`docker run --rm`, `-vv`, `--optShapes=x:1`", "trt-engine build x") == []
+
+
+def test_in_an_environment_of_pipx_or_uv_they_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.prefix", str(tmp_path))
+    assert installable("`pip install -U onnxruntime`") == "`pip install -U onnxruntime`"
+    (tmp_path / "pipx_metadata.json").touch()
+    assert installable("`pip install -U onnxruntime`") == "`pipx runpip trt-engine install -U onnxruntime`"

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import functools
 import gc
-import logging
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -41,8 +40,6 @@ from trt_engine.protocols import Context, Session
 from trt_engine.records.bench import BenchRecord, Protocol
 from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.tensors import Shape, Tensors
-
-log = logging.getLogger(__name__)
 
 PROGRESS_INTERVAL_NS = 100_000_000
 """Interval of progress reports and stop checks."""

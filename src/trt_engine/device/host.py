@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -27,8 +26,6 @@ ALIGNMENT = 64
 """Alignment in bytes: a cache line and the widest vector load."""
 
 Bytes = npt.NDArray[np.uint8]
-log = logging.getLogger(__name__)
-
 Work = TypeVar("Work")
 """A piece of stream work."""
 

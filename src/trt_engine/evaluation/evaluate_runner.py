@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,8 +23,6 @@ from trt_engine.vision.datasets import Dataset, DatasetReader, ImageBatch, Skipp
 from trt_engine.vision.decode import decode_outputs, probabilities
 from trt_engine.vision.preprocess import Preprocessor
 from trt_engine.vision.spec import Vision
-
-log = logging.getLogger(__name__)
 
 _DEFAULT_BATCH = 8
 

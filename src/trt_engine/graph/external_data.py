@@ -6,7 +6,6 @@ A weight is detached by making it a graph input, so that nothing folds, fuses or
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 from collections.abc import Callable, Collection, Iterator
 from copy import deepcopy
@@ -25,8 +24,6 @@ from trt_engine.graph.edit_graph import count_reads, retain_items
 from trt_engine.graph.load import open_model, read_proto
 from trt_engine.model import Model
 from trt_engine.tensors import dtype
-
-log = logging.getLogger(__name__)
 
 MAX_INLINE_NBYTES = 1 << 30
 """Total bytes of weights kept in one file or message: a protobuf ends at 2 GiB."""

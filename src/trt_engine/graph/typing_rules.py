@@ -9,7 +9,6 @@ operator table of the public onnx-tensorrt repository (UINT8, FP64). docs/precis
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 
 from onnx import ModelProto
@@ -21,8 +20,6 @@ from trt_engine.graph.operators import is_trt_only
 from trt_engine.graph.tensorrt_operators import is_unsupported
 from trt_engine.graph.typed_graph import ModelView, Tensor, type_label
 from trt_engine.records.base import Finding
-
-log = logging.getLogger(__name__)
 
 _TENSORRT_TYPES = frozenset(
     f"tensor({name})"

@@ -8,7 +8,6 @@ both are read.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import time
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -35,8 +34,6 @@ from trt_engine.model import Model
 from trt_engine.precision.cast_rewriter import CastRewriter
 from trt_engine.precision.cast_rules import ELEM_TYPES, QDQ, TYPE_STRS, CastChanges, uses_fp32
 from trt_engine.records.precision import CastReport, RangesReport
-
-log = logging.getLogger(__name__)
 
 _CAST_OPSET = 13
 """Opset imported where the model imports no standard opset: Cast supports every type from here on."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -27,8 +26,6 @@ from trt_engine.precision.layer_selection import (
 from trt_engine.precision.qdq import correct_bias_add, find_bias_adds, relative_error
 from trt_engine.precision.weight_correction import channel_axis, output_correction
 from trt_engine.records.precision import QuantizedNode
-
-log = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 Range = tuple[float, float]

@@ -7,7 +7,6 @@ FP32; `graph.quant_placement` explains why it was not fused. A TensorRT engine i
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,8 +21,6 @@ from trt_engine.graph import walk
 from trt_engine.graph.dtype_breakdown import Layer, compute_layers, is_dequantize, is_quantize
 from trt_engine.records.passport import DtypeShare, GraphPrecision, Passport
 from trt_engine.trt.layers import UNKNOWN
-
-log = logging.getLogger(__name__)
 
 MIN_SHARE = 0.95
 """Required fraction of MACs: of all MACs for a floating-point type, of those the source quantizes for a quantized one."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -25,8 +24,6 @@ from trt_engine.runtime.feeds import numpy_dtype
 from trt_engine.runtime.prepared_context import Key, PreparedContext, select_profile
 from trt_engine.runtime.staging import CopyThreads, OutputPool, StagedArray
 from trt_engine.tensors import Shape, Tensors
-
-log = logging.getLogger(__name__)
 
 _MAX_PLANS = 32
 """Maximum number of replay plans, and of output sizes whose memory is kept."""

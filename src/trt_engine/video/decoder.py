@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import logging
 import re
 import time
 from collections.abc import Iterator
@@ -28,8 +27,6 @@ with contextlib.suppress(ImportError):  # `require_video` has the error
     import av.logging
     from av.video.reformatter import VideoReformatter
     from PIL import Image
-
-log = logging.getLogger(__name__)
 
 SUFFIXES = tuple(".mp4 .mkv .mov .avi .webm .ts .m4v .mpg .mpeg .flv .wmv .h264 .h265 .hevc".split())
 """File names that a folder of clips is searched for."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 import time
@@ -27,8 +26,6 @@ from trt_engine.records.profile import LayerProfile
 from trt_engine.tensors import Tensors
 from trt_engine.trt.layer_timing import layer_rows, merge_runs
 from trt_engine.trt.layers import LayerInfo
-
-log = logging.getLogger(__name__)
 
 TIMES_FILE = "tensorrt-layers.json"
 """The raw times: a list of `[layer, ms]` for each inference."""

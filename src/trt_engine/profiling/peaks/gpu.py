@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint, c_ulonglong, c_void_p
 from typing import Any
@@ -17,8 +16,6 @@ from trt_engine.device.cuda.libcuda import CONTEXT_LOST, LIBRARIES, Driver
 from trt_engine.errors import DeviceLost, MemoryExhausted, SetupError
 from trt_engine.format import library_reason
 from trt_engine.profiling.peaks.probe import PeakProbe, TimedWork, time_calls
-
-log = logging.getLogger(__name__)
 
 _MATRIX = (2048, 4096, 8192)
 _MEMORY = tuple(mib << 20 for mib in (64, 256, 1024, 4096))

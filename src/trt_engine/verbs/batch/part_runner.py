@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import io
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +28,6 @@ from trt_engine.verbs.batch.sources import BAD_DATA, Part, Row, as_row, read_row
 from trt_engine.verbs.build.run import build as build_engine
 from trt_engine.verbs.load import build_for_runtime, load
 from trt_engine.vision.spec import Vision
-
-log = logging.getLogger(__name__)
 
 DEFAULT_BATCH = 8
 _SHOWN_FAILURES = 20

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +15,6 @@ from trt_engine.errors import UsageError
 
 if TYPE_CHECKING:
     from trt_engine.verbs.build.run import BuildPlan
-
-log = logging.getLogger(__name__)
 
 PLAN_SUFFIXES = (".engine", ".plan", ".trt")
 

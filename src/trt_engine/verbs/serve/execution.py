@@ -7,7 +7,6 @@ import contextlib
 import hashlib
 import heapq
 import itertools
-import logging
 import threading
 import time
 from collections import Counter
@@ -33,8 +32,6 @@ from trt_engine.verbs.bundle_chain import prefix_errors, topological_order
 from trt_engine.verbs.bundle_folder import open_component, read_report
 from trt_engine.verbs.load import load
 from trt_engine.verbs.serve.statistics import VersionStatistics
-
-log = logging.getLogger(__name__)
 
 Done = Callable[[Future[dict[str, Any]]], None]
 

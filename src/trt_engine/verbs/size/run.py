@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, Unpack
 
 from trt_engine.config.build import BuildConfig
@@ -19,8 +18,6 @@ from trt_engine.verbs.size.size_run import execute
 
 if TYPE_CHECKING:
     from trt_engine.verbs.settings_types import SizeSettings
-
-log = logging.getLogger(__name__)
 
 
 @public_function
