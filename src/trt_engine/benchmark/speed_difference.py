@@ -74,10 +74,10 @@ class Difference:
         found: Array = np.abs(self.resample_shifts[scattered]) / self.resample_errors[scattered]
         return found if found.size else np.zeros(1)
 
-    def interval(self, level: float = 0.95) -> Interval:
-        """Confidence interval in percent."""
+    def interval(self) -> Interval:
+        """Confidence interval of 95 %, in percent."""
         reach = float(np.quantile(self.resample_t, 0.95)) * self.std_error if self.std_error else 0.0
-        return Interval(_pct(self.value - reach), _pct(self.value), _pct(self.value + reach), level)
+        return Interval(_pct(self.value - reach), _pct(self.value), _pct(self.value + reach), 0.95)
 
     def p_value(self, threshold_pct: float) -> float:
         """Two-sided p-value of the hypothesis that it is slower by at most `threshold_pct`."""

@@ -174,7 +174,7 @@ def _axis_errors(at: int, difference: Array, reference: Array, largest: float) -
     scale, deviation = np.empty_like(sizes), np.empty_like(sizes)
     power = squares.copy()
     low = reference.min(axis=others)
-    for group in _scale_groups(sizes, deviations, low, count):
+    for group in _scale_groups(sizes, deviations, count):
         top = float(sizes[group].max())
         scores = low[group].min() >= 0 and top <= 1
         live = group[sizes[group] > 0] if top else group
@@ -201,27 +201,22 @@ def _axis_errors(at: int, difference: Array, reference: Array, largest: float) -
         spread, spread_now = (np.log(np.maximum(x, least)).std(axis=others) for x in (before, before + change))
         variation[tails] = np.maximum(variation[tails], spread_now / spread)
     rms, group_rms = np.sqrt(squares), np.sqrt(power)
-    if count < _FEW_CHANNELS:  # of Gaussian errors, the largest of thousands of such figures
-        rms = np.maximum(group_rms, rms / (1 + 3 / math.sqrt(count)))
     return _AxisErrors(at, np.abs(difference).max(axis=others), scale, rms, group_rms, group_rms / deviation, variation)
 
 
-def _scale_groups(sizes: Array, deviations: Array, low: Array, count: int) -> list[Array]:
+def _scale_groups(sizes: Array, deviations: Array, count: int) -> list[Array]:
     """Groups of channels with scales of one order, split at a gap with enough values below it.
 
-    A channel that varies as the larger ones do is one of them whose mean is near 0; one of zeros has the next scale, and of
-    few values that are cut off (Relu) as larger ones are, theirs.
+    A channel that varies as the larger ones do is one of them whose mean is near 0; one of zeros has the next scale.
     """
     order = np.argsort(sizes, kind="stable")
     zeros, start, found = int(np.count_nonzero(sizes == 0)), 0, []
-    cut = (low == low.min())[order] & (count < _FEW_CHANNELS)
     for at in range(zeros + 1, len(order)):
         below = order[max(start, zeros) : at]
         if sizes[order[at]] <= _SCALE_GAP * sizes[below[-1]] or len(below) * count < _FEW_CHANNELS:
             continue
         varies = np.median(deviations[order[at:]])
-        alike = 0 < varies <= _SCALE_GAP * np.median(deviations[below])
-        if not alike and not (cut[start:at].any() and cut[at:].any()):
+        if not 0 < varies <= _SCALE_GAP * np.median(deviations[below]):
             found.append(order[start:at])
             start = at
     return [*found, order[start:]]

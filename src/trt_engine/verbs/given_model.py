@@ -18,7 +18,7 @@ from trt_engine.atomic_io import as_path, found_instead
 from trt_engine.conversion.sources import IN_TORCH, model_kind
 from trt_engine.engine import Engine
 from trt_engine.errors import UsageError
-from trt_engine.graph.external_data import write_draft
+from trt_engine.graph.external_data import MAX_INLINE_NBYTES, total_nbytes, write_draft
 from trt_engine.model import Model
 from trt_engine.plan_header import detect_plan
 
@@ -119,7 +119,10 @@ class _Files:
         if kind == "keras":
             value.save(path)
         else:
-            write_draft(copy.deepcopy(value), path, path.parent, f"{path.name}.data", external=False)
+            large = total_nbytes(value) > MAX_INLINE_NBYTES  # its weights go to a file, and it is changed
+            write_draft(
+                copy.deepcopy(value) if large else value, path, path.parent, f"{path.name}.data", external=False
+            )
         return path
 
     def save_arrays(self, setting: str) -> None:

@@ -10,6 +10,7 @@ import click
 from trt_engine.command_line import options, output
 from trt_engine.command_line.output import as_json
 from trt_engine.errors import UsageError
+from trt_engine.escapes import join_lines
 from trt_engine.format import format_bytes
 
 if TYPE_CHECKING:
@@ -66,7 +67,7 @@ def command(folder: Path, format_name: str | None, out: Path | None, dry_run: bo
     verb = "would write" if dry_run else "wrote"
     output.emit(
         _document(run, artifacts) | {"dry_run": dry_run},
-        f"{verb} {target} ({format_bytes(len(made.encode()))})",
+        join_lines([f"{verb} {target} ({format_bytes(len(made.encode()))})"]),
     )
 
 
